@@ -115,13 +115,13 @@ def generate_pairs(
         rules: the rule set that it was trained under.
 
     Raises:
-        ValueError: if an argument is not as said. The published rules never show a count of 0: no pair can be made.
+        PairError: if an argument is not as said. The published rules never show a count of 0: no pair can be made.
     """
     if kind not in KINDS:
-        raise ValueError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
+        raise PairError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
     if rules != "documented":
-        raise ValueError(
-            f"rules: expected documented, found {rules!r}; the published ones leave dead tensors out of future_uses, so "
+        raise PairError(
+            f"rules: expected documented, found {rules!r}; the published ones leave dead tensors out of future_uses: "
             "no pair of observations differs in one count only"
         )
     pairs: list[CounterfactualPair] = []

@@ -1,7 +1,7 @@
 """Roofline cost of one kernel: cycles = max(compute, load + store) + launch.
 
 One flop takes one cycle; traffic takes bytes / bandwidth. What has to be loaded and stored, and what has to fit in fast
-memory, is decided by the rules (`rules.py`); the formulas here are common to them.
+memory, is decided by the rules (`rules`); the formulas here are common to them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Roofline:
         return sum([table[member] for member in members])
 
     def tensors(self, members: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """`kernel_tensors` of a kernel, remembered: episodes visit few kernels, runs of the topological order, often."""
+        """`kernel_tensors` of a kernel, remembered: episodes visit few kernels (runs of the order), often."""
         tensors = self._tensors.get(members)
         if tensors is None:
             tensors = self._tensors[members] = kernel_tensors(self.graph, members)

@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 COMPUTE_OPS = frozenset({"matmul", "conv2d"})
 REDUCTION_OPS = frozenset({"layernorm", "softmax", "reduce"})
@@ -185,6 +188,21 @@ class Graph:
                         f"found {given[key]}"
                     )
         return graph
+
+    @classmethod
+    def from_torch(
+        cls,
+        module: Module,
+        example_inputs: tuple[Any, ...],
+        *,
+        example_kwargs: Mapping[str, Any] | None = None,
+        hardware: str | Hardware = "medium",
+        name: str | None = None,
+    ) -> Graph:
+        """The graph of a PyTorch module's forward pass: see `env.scheduler.trace`, which needs PyTorch."""
+        from env.scheduler.trace import from_torch
+
+        return from_torch(module, example_inputs, example_kwargs=example_kwargs, hardware=hardware, name=name)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads."""

@@ -19,12 +19,20 @@ SEED_OFFSET = 1_000_000
 
 
 def measure_held_out(
-    adapter: Path, *, seed: int, seen: Collection[str], pairs: int = 100, states: int = 100, quiet: bool = False
+    adapter: Path,
+    *,
+    base: str,
+    seed: int,
+    seen: Collection[str],
+    pairs: int = 100,
+    states: int = 100,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Decisions on counterfactual pairs, for base and trained, and whole actions on ordinary states, for trained.
 
     Args:
         adapter: the adapter folder.
+        base: its base model.
         seed: of the training run; the graphs here come from other seeds.
         seen: fingerprints of graphs that were trained on; what comes from them is left out.
         pairs, states: how many of each are made.
@@ -35,7 +43,7 @@ def measure_held_out(
         the mean logit difference in A and in B, and by how much it moves. For trained also the share of ordinary states
         in which greedy decoding gives the heuristic's whole action. Counts of what was used.
     """
-    subject = Subject.load(adapter)
+    subject = Subject.load(adapter, base)
     unseen = [pair for pair in generate_pairs(pairs, seed + SEED_OFFSET) if pair.group not in seen]
     encoded = [encode_pair(subject.tokenizer, pair) for pair in unseen]
     result: dict[str, Any] = {"pairs": len(unseen), "graphs": len({pair.group for pair in unseen})}

@@ -27,10 +27,11 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, Trai
 
 from env.scheduler.prompts import SYSTEM_PROMPT
 from env.training.held_out import measure_held_out
-from env.training.samples import IGNORED, Sample, batches, encode
-from interp.base_models import BUILT_IN, find_base, load_base
+from env.training.samples import BATCH_UNIT, IGNORED, Sample, batches, encode
+from interp.base_models import BUILT_IN, BaseModelError, ResolvedBase, find_base, load_base
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+WARM_UP = 10
 
 
 class Encoded(Dataset[dict[str, list[int]]]):
@@ -59,10 +60,14 @@ def collate(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 
 class ImitationTrainer(Trainer):
-    """Trainer whose loss unembeds the learnt tokens only, and that logs how many samples of a step are wholly right."""
+    """Trainer whose loss unembeds the learnt tokens only, and that logs how many samples of a step are wholly right.
+
+    A step goes through the model in two halves, the pairs and the ordinary states, so that neither is padded to the
+    length of the other, and each counts for half of the loss.
+    """
 
     right: list[float]
-    loss_is_scaled_for_ga = False  # a step's loss is the mean of its two halves'
+    loss_is_scaled_for_ga = False
 
     def compute_loss(
         self, model: Any, inputs: dict[str, torch.Tensor], return_outputs: bool = False, **_: Any
@@ -103,30 +108,54 @@ class JsonLog(TrainerCallback):
                 log.write(json.dumps(row) + "\n")
 
 
-def train(options: argparse.Namespace) -> None:
-    """Run the command."""
-    out, work = options.out, options.out / "checkpoints"
-    if work.exists() and not options.resume:
-        raise SystemExit(f"{work}: expected no unfinished run, found one; --resume goes on with it")
-    if options.resume and not work.exists():
-        raise SystemExit(f"{work}: expected an unfinished run to resume, found none")
+class TrainingError(ValueError):
+    """A run cannot start; the message is one line that says what was expected and what was found."""
+
+
+def train(options: argparse.Namespace) -> dict[str, Any]:
+    """Train, store and measure an adapter as the command's options say; returns what was measured.
+
+    Raises:
+        TrainingError: if there is an unfinished run and none is to be resumed, or the other way round.
+        BaseModelError: if the base model cannot be had.
+    """
+    work = options.out / "checkpoints"
+    if work.exists() != options.resume:
+        found = "one; --resume goes on with it" if work.exists() else "none"
+        raise TrainingError(f"{work}: expected {'an' if options.resume else 'no'} unfinished run, found {found}")
     base = find_base(options.base)
     model, tokenizer = load_base(base, dtype="bfloat16")
+    config = LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=TARGETS, task_type="CAUSAL_LM")
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
-        adapted = get_peft_model(
-            model,
-            LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=TARGETS, task_type="CAUSAL_LM"),
-        )
+        adapted = get_peft_model(model, config)
     samples = [sample for batch in batches(options.steps, options.batch, options.seed) for sample in batch]
-    arguments = TrainingArguments(
+    work.mkdir(parents=True, exist_ok=True)
+    trainer = ImitationTrainer(
+        model=adapted,
+        args=_arguments(options, work),
+        train_dataset=Encoded(samples, tokenizer),
+        data_collator=collate,
+        callbacks=[JsonLog(options.out / "training.jsonl", options.batch)],
+    )
+    trainer.train(resume_from_checkpoint=_last_whole_checkpoint(work))
+    _store(adapted, base, options)
+    seen = {sample.graph for sample in samples}
+    measured = measure_held_out(options.out, base=options.base, seed=options.seed, seen=seen, quiet=options.quiet)
+    (options.out / "held_out.json").write_text(json.dumps(measured, indent=1) + "\n")
+    shutil.rmtree(work)
+    return measured
+
+
+def _arguments(options: argparse.Namespace, work: Path) -> TrainingArguments:
+    return TrainingArguments(
         output_dir=str(work),
         max_steps=options.steps,
         per_device_train_batch_size=options.batch // 2,
         gradient_accumulation_steps=2,
         learning_rate=options.learning_rate,
         lr_scheduler_type="linear",
-        warmup_steps=10,
+        warmup_steps=WARM_UP,
         max_grad_norm=1.0,
         train_sampling_strategy="sequential",
         logging_steps=1,
@@ -139,44 +168,29 @@ def train(options: argparse.Namespace) -> None:
         use_cpu=not torch.cuda.is_available(),
         remove_unused_columns=False,
     )
-    out.mkdir(parents=True, exist_ok=True)
-    trainer = ImitationTrainer(
-        model=adapted,
-        args=arguments,
-        train_dataset=Encoded(samples, tokenizer),
-        data_collator=collate,
-        callbacks=[JsonLog(out / "training.jsonl", options.batch)],
-    )
-    trainer.train(resume_from_checkpoint=options.resume)
-    _store(adapted, out, base, options)
-    seen = {sample.graph for sample in samples}
-    evaluation = measure_held_out(out, seed=options.seed, seen=seen, quiet=options.quiet)
-    (out / "held_out.json").write_text(json.dumps(evaluation, indent=1) + "\n")
-    print(json.dumps(evaluation, indent=1))  # noqa: T201 - the command's result
-    shutil.rmtree(work)
 
 
-def _store(adapted: Any, out: Path, base: Any, options: argparse.Namespace) -> None:
+def _last_whole_checkpoint(work: Path) -> str | None:
+    """The newest checkpoint that was written to its end; None if there is none, and the run starts over."""
+    whole = [folder for folder in work.glob("checkpoint-*") if (folder / "trainer_state.json").exists()]
+    return str(max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]))) if whole else None
+
+
+def _store(adapted: Any, base: ResolvedBase, options: argparse.Namespace) -> None:
     """The adapter in bfloat16, and beside it what rebuilds its prompts."""
     adapted.to(torch.bfloat16)
     adapted.peft_config["default"].base_model_name_or_path = base.name
-    adapted.save_pretrained(out)
+    adapted.save_pretrained(options.out, save_embedding_layers=False)
+    (options.out / "README.md").unlink()  # an empty model card
+    run = ("steps", "batch", "learning_rate", "rank", "seed")
     record = {
         "environment": "scheduler",
         "rules": "documented",
         "system": SYSTEM_PROMPT,
         "base": base.identity(),
-        "training": {
-            "command": "env.training.imitation",
-            "teacher": "heuristic",
-            "steps": options.steps,
-            "batch": options.batch,
-            "learning_rate": options.learning_rate,
-            "rank": options.rank,
-            "seed": options.seed,
-        },
+        "training": {"teacher": "heuristic", **{name: getattr(options, name) for name in run}},
     }
-    (out / "workbench.json").write_text(json.dumps(record, indent=1) + "\n")
+    (options.out / "workbench.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,15 +201,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="adapter folder to write")
     parser.add_argument("--base", default=BUILT_IN, help="base model: folder, built-in name or hub id (%(default)s)")
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps (%(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="samples a step (%(default)s)")
-    parser.add_argument("--learning-rate", type=float, default=6e-4, help="peak, after 10 steps (%(default)s)")
+    parser.add_argument("--steps", type=int, default=220, help="optimizer steps (%(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=8, help=f"samples a step, a multiple of {BATCH_UNIT} (%(default)s)"
+    )
+    parser.add_argument("--learning-rate", type=float, default=6e-4, help="peak, after warming up (%(default)s)")
     parser.add_argument("--rank", type=int, default=8, help="of the adapter; alpha is twice as much (%(default)s)")
     parser.add_argument("--save-every", type=int, default=10, help="steps between two saved states (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="names samples and initial weights (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    train(parser.parse_args(argv))
+    parser.add_argument("--quiet", action="store_true", help="no progress bar and no result on stdout")
+    options = parser.parse_args(argv)
+    if options.batch < 1 or options.batch % BATCH_UNIT:
+        parser.error(f"--batch: expected a multiple of {BATCH_UNIT}, found {options.batch}")
+    try:
+        measured = train(options)
+    except (TrainingError, BaseModelError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    if not options.quiet:
+        sys.stdout.write(json.dumps(measured, indent=1) + "\n")
     return 0
 
 

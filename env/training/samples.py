@@ -14,7 +14,7 @@ from counterfactuals.scheduler import play, random_graph, replay
 from env.scheduler.policies import heuristic
 from env.scheduler.prompts import messages
 
-PAIRS_A_BATCH = 2
+BATCH_UNIT = 4  # the two sides of a pair, and as many states
 IGNORED = -100  # the label of tokens that are not learnt, PyTorch's default
 
 
@@ -36,26 +36,21 @@ class Sample:
 
 
 def batches(count: int, size: int, seed: int) -> list[list[Sample]]:
-    """Batches of samples: first the two sides of `PAIRS_A_BATCH` counterfactual pairs, then states of ordinary
-    episodes.
+    """Batches of samples: in the first half both sides of counterfactual pairs, in the second states of episodes.
 
     Both sides of a pair stand in one batch: what differs between their gradients is the count alone, and yes and no are
     balanced. Of a pair only the retain list is learnt, of an ordinary state the whole action.
 
     Args:
         count: batches.
-        size: samples a batch, at least 2 `PAIRS_A_BATCH`.
+        size: samples a batch, a multiple of `BATCH_UNIT`.
         seed: names the batches for ever; a larger count begins with the same batches.
-
-    Raises:
-        ValueError: if the size is too small.
     """
-    if size < 2 * PAIRS_A_BATCH:
-        raise ValueError(f"batch size: expected at least {2 * PAIRS_A_BATCH}, found {size}")
-    pairs = generate_pairs(count * PAIRS_A_BATCH, seed)
+    per_batch = size // BATCH_UNIT
+    pairs = generate_pairs(count * per_batch, seed)
     made = []
     for number in range(count):
-        mine = pairs[number * PAIRS_A_BATCH : (number + 1) * PAIRS_A_BATCH]
+        mine = pairs[number * per_batch : (number + 1) * per_batch]
         sides = [side for pair in mine for side in _sides(pair)]
         rng = np.random.default_rng([seed, number])
         made.append(sides + [episode_state(rng) for _ in range(size - len(sides))])
