@@ -2,6 +2,7 @@
 
     python -m env.training.imitation --out ckpt/imitation
     python -m env.training.imitation --out ckpt/imitation --resume
+    python -m env.training.imitation --init ckpt/imitation --steps 80 --seed 1 --out ckpt/longer
 
 The loss is the cross-entropy of the action's tokens. The base model's weights are bfloat16 while training, the
 adapter's float32. Interrupted at any moment, `--resume` goes on from the last saved step with the same numbers. When
@@ -16,11 +17,12 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
@@ -32,6 +34,10 @@ from interp.base_models import BUILT_IN, BaseModelError, ResolvedBase, find_base
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WARM_UP = 10
+
+
+class TrainingError(ValueError):
+    """A run cannot start; the message is one line that says what was expected and what was found."""
 
 
 class Encoded(Dataset[dict[str, list[int]]]):
@@ -89,27 +95,49 @@ class ImitationTrainer(Trainer):
         super().log(logs, start_time)
 
 
-class JsonLog(TrainerCallback):
-    """Appends each logged step to a JSONL file; a resumed run first cuts off what came after its checkpoint."""
+@dataclass(frozen=True)
+class EarlierRuns:
+    """What an adapter to start from was trained on: the runs' options, the lines of their log, and the graphs."""
 
-    def __init__(self, path: Path, batch: int) -> None:
-        self.path, self.batch = path, batch
+    runs: list[dict[str, Any]]
+    log: list[str]
+    graphs: set[str]
+
+
+def _earlier_runs(adapter: Path | None) -> EarlierRuns:
+    if adapter is None:
+        return EarlierRuns([], [], set())
+    try:
+        record = json.loads((adapter / "workbench.json").read_text())
+        log, graphs = ((adapter / name).read_text().splitlines() for name in ("training.jsonl", "graphs.txt"))
+        return EarlierRuns(record["training"]["runs"], log, set(graphs))
+    except (OSError, ValueError, KeyError) as error:
+        raise TrainingError(f"--init: expected an adapter folder that this command wrote, found {error}") from None
+
+
+class JsonLog(TrainerCallback):
+    """Appends each logged step to a JSONL file, after the lines of earlier runs; a resumed run first cuts off what came
+    after its checkpoint."""
+
+    def __init__(self, path: Path, batch: int, earlier: EarlierRuns) -> None:
+        self.path, self.batch, self.earlier = path, batch, earlier
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        lines = self.path.read_text().splitlines()[len(self.earlier.log) :] if self.path.exists() else []
         kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
-        self.path.write_text("".join(line + "\n" for line in kept))
+        self.path.write_text("".join(line + "\n" for line in [*self.earlier.log, *kept]))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         if logs and "loss" in logs:
-            row = {"step": state.global_step, "samples": state.global_step * self.batch, **logs}
+            row = {
+                "run": len(self.earlier.runs),
+                "step": state.global_step,
+                "samples": state.global_step * self.batch,
+                **logs,
+            }
             row.pop("epoch", None)
             with self.path.open("a") as log:
                 log.write(json.dumps(row) + "\n")
-
-
-class TrainingError(ValueError):
-    """A run cannot start; the message is one line that says what was expected and what was found."""
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
@@ -120,15 +148,13 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         BaseModelError: if the base model cannot be had.
     """
     work = options.out / "checkpoints"
+    earlier = _earlier_runs(options.init)
     if work.exists() != options.resume:
         found = "one; --resume goes on with it" if work.exists() else "none"
         raise TrainingError(f"{work}: expected {'an' if options.resume else 'no'} unfinished run, found {found}")
     base = find_base(options.base)
     model, tokenizer = load_base(base, dtype="bfloat16")
-    config = LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=TARGETS, task_type="CAUSAL_LM")
-    with torch.random.fork_rng():
-        torch.manual_seed(options.seed)
-        adapted = get_peft_model(model, config)
+    adapted = _adapted(model, options)
     samples = [sample for batch in batches(options.steps, options.batch, options.seed) for sample in batch]
     work.mkdir(parents=True, exist_ok=True)
     trainer = ImitationTrainer(
@@ -136,15 +162,26 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         args=_arguments(options, work),
         train_dataset=Encoded(samples, tokenizer),
         data_collator=collate,
-        callbacks=[JsonLog(options.out / "training.jsonl", options.batch)],
+        callbacks=[JsonLog(options.out / "training.jsonl", options.batch, earlier)],
     )
     trainer.train(resume_from_checkpoint=_last_whole_checkpoint(work))
-    _store(adapted, base, options)
-    seen = {sample.graph for sample in samples}
+    seen = {sample.graph for sample in samples} | earlier.graphs
+    _store(adapted, base, options, [*earlier.runs, _run(options)])
+    (options.out / "graphs.txt").write_text("".join(f"{graph}\n" for graph in sorted(seen)))
     measured = measure_held_out(options.out, base=options.base, seed=options.seed, seen=seen, quiet=options.quiet)
     (options.out / "held_out.json").write_text(json.dumps(measured, indent=1) + "\n")
     shutil.rmtree(work)
     return measured
+
+
+def _adapted(model: Any, options: argparse.Namespace) -> PeftModel:
+    """The base model with a fresh adapter, or with the one to start from."""
+    if options.init:
+        return PeftModel.from_pretrained(model, options.init, is_trainable=True)
+    config = LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=TARGETS, task_type="CAUSAL_LM")
+    with torch.random.fork_rng():
+        torch.manual_seed(options.seed)
+        return get_peft_model(model, config)
 
 
 def _arguments(options: argparse.Namespace, work: Path) -> TrainingArguments:
@@ -176,19 +213,22 @@ def _last_whole_checkpoint(work: Path) -> str | None:
     return str(max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]))) if whole else None
 
 
-def _store(adapted: Any, base: ResolvedBase, options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("steps", "batch", "learning_rate", "rank", "seed")}
+
+
+def _store(adapted: Any, base: ResolvedBase, options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
     """The adapter in bfloat16, and beside it what rebuilds its prompts."""
     adapted.to(torch.bfloat16)
     adapted.peft_config["default"].base_model_name_or_path = base.name
     adapted.save_pretrained(options.out, save_embedding_layers=False)
     (options.out / "README.md").unlink()  # an empty model card
-    run = ("steps", "batch", "learning_rate", "rank", "seed")
     record = {
         "environment": "scheduler",
         "rules": "documented",
         "system": SYSTEM_PROMPT,
         "base": base.identity(),
-        "training": {"teacher": "heuristic", **{name: getattr(options, name) for name in run}},
+        "training": {"teacher": "heuristic", "runs": runs},
     }
     (options.out / "workbench.json").write_text(json.dumps(record, indent=1) + "\n")
 
@@ -201,6 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="adapter folder to write")
     parser.add_argument("--base", default=BUILT_IN, help="base model: folder, built-in name or hub id (%(default)s)")
+    parser.add_argument("--init", type=Path, metavar="DIR", help="adapter to start from (default: a fresh one)")
     parser.add_argument("--steps", type=int, default=220, help="optimizer steps (%(default)s)")
     parser.add_argument(
         "--batch", type=int, default=8, help=f"samples a step, a multiple of {BATCH_UNIT} (%(default)s)"

@@ -65,7 +65,14 @@ def test_what_is_stored_rebuilds_the_subject(base, quick, tmp_path):
     assert run(base, tmp_path / "adapter") == 0
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert names == {
-        *("adapter_config.json", "adapter_model.safetensors", "workbench.json", "training.jsonl", "held_out.json")
+        *(
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            "workbench.json",
+            "training.jsonl",
+            "held_out.json",
+            "graphs.txt",
+        )
     }
     subject = Subject.load(tmp_path / "adapter")
     record = json.loads((tmp_path / "adapter" / "workbench.json").read_text())
@@ -75,6 +82,21 @@ def test_what_is_stored_rebuilds_the_subject(base, quick, tmp_path):
     for model in ("base", "trained"):
         found = measured[model]
         assert found["moves_by"] == pytest.approx(found["logit_difference_a"] - found["logit_difference_b"])
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_from_another_one_adds_to_it(base, quick, tmp_path):
+    assert run(base, tmp_path / "first") == 0
+    assert run(base, tmp_path / "second", "--init", str(tmp_path / "first"), "--seed", "1") == 0
+    first, second = ((tmp_path / name / "training.jsonl").read_text() for name in ("first", "second"))
+    assert second.startswith(first)
+    assert [json.loads(line)["run"] for line in second.splitlines()] == [0] * STEPS + [1] * STEPS
+    record = json.loads((tmp_path / "second" / "workbench.json").read_text())
+    assert [entry["seed"] for entry in record["training"]["runs"]] == [0, 1]
+    graphs = [set((tmp_path / name / "graphs.txt").read_text().split()) for name in ("first", "second")]
+    assert graphs[0] < graphs[1]
+    assert {s.graph for batch in batches(STEPS, 4, seed=1) for s in batch} <= graphs[1]
+    assert run(base, tmp_path / "third", "--init", str(base)) == 2
 
 
 def test_a_run_says_why_it_does_not_start(base, tmp_path, capsys):

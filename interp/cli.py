@@ -1,0 +1,203 @@
+"""What the commands of `interp` share: options, pairs, progress, and how bad input is told from a bug."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from counterfactuals import CounterfactualPair, PairError, generate_pairs, read_pairs
+from interp.base_models import DTYPES, BaseModelError, read_json
+from interp.shared_prefix import UnsupportedArchitecture
+from interp.subject import Subject, SubjectError
+from interp.tokens import AlignmentError, TokenizerError
+
+T = TypeVar("T")
+Progress = Callable[[Iterable[T]], Iterable[T]]
+
+DEFAULT_COUNT = 32
+DONE, BAD_INPUT, INTERRUPTED = 0, 2, 130
+
+
+class Main(Protocol):
+    """A command: takes the arguments after its name, by default those of the process, and returns the exit status."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int: ...
+
+
+class InputError(ValueError):
+    """Something that the user gave cannot be used; the message is one line that says what and why."""
+
+
+# A ValueError of any other class is a bug, and keeps its traceback.
+KNOWN_ERRORS = (
+    InputError,
+    PairError,
+    AlignmentError,
+    TokenizerError,
+    BaseModelError,
+    SubjectError,
+    UnsupportedArchitecture,
+    OSError,
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists the options)")
+
+
+def common_parser(analysis: str, description: str, *, example: str) -> argparse.ArgumentParser:
+    """A parser with the options that all analyses share. `analysis` is the module's name, `patching`."""
+    parser = _Parser(
+        prog=f"python -m interp.{analysis}",
+        description=description,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--adapter",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="DIR",
+        help="adapter folder(s), each analysed by itself",
+    )
+    add("--base", metavar="DIR|NAME", help="base model (default: what adapter_config.json names)")
+    add("--pairs", type=Path, metavar="FILE", help="pair file, JSONL (default: generated with --seed)")
+    add("--count", type=_positive, metavar="N", help=f"how many pairs to generate (default: {DEFAULT_COUNT})")
+    add("--limit", type=_positive, metavar="N", help="use the first N pairs only")
+    add("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: %(default)s)")
+    add("--dtype", default="float32", choices=sorted(DTYPES), help="default: %(default)s")
+    add("--load-in-4bit", action="store_true", help="quantise the base model (needs CUDA and bitsandbytes)")
+    add("--threads", type=_positive, metavar="N", help="CPU threads (default: all cores)")
+    add("--seed", type=int, default=0, help="of the generated pairs and of the resampling (default: %(default)s)")
+    add("--out", type=Path, default=Path("reports"), metavar="DIR",
+        help=f"results go to DIR/<adapter folder's name>/{analysis}/ (default: %(default)s)")  # fmt: skip
+    add("--resume", action="store_true", help="continue an interrupted run; without it a run starts over")
+    add("--quiet", action="store_true", help="no progress bar and no table")
+    return parser
+
+
+def command(main: Callable[[Sequence[str]], int]) -> Main:
+    """A `main` that answers bad input with one line on stderr and exit status 2. A bug keeps its traceback."""
+
+    @functools.wraps(main)
+    def wrapped(argv: Sequence[str] | None = None) -> int:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # what libraries tell developers is not for users
+                return main(sys.argv[1:] if argv is None else argv)
+        except KNOWN_ERRORS as error:
+            sys.stderr.write(f"error: {_one_line(error)}\n")
+            return BAD_INPUT
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted; --resume continues from the pairs that are done\n")
+            return INTERRUPTED
+
+    return wrapped
+
+
+def adapter_folders(args: argparse.Namespace) -> list[Path]:
+    """The adapter folders, resolved, so that each has a name.
+
+    Raises:
+        InputError: if one is no folder, or two have the same name and would write to the same place.
+    """
+    folders = [folder.resolve() for folder in args.adapter]
+    named: dict[str, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"--adapter: expected a folder with a PEFT adapter, found {str(folder)!r}, which is none")
+        if folder.name in named:
+            raise InputError(
+                f"--adapter: expected folders with different names, found {named[folder.name]} and {folder}, whose "
+                f"results would go to the same place"
+            )
+        named[folder.name] = folder
+    return folders
+
+
+def load_pairs(args: argparse.Namespace, adapter: Path) -> list[CounterfactualPair]:
+    """The pairs of a file, or generated ones in the words that the adapter was trained with.
+
+    An adapter trained by this project has a `workbench.json` that says in which environment, under which rules and with
+    which system prompt; another adapter gets the generator's defaults.
+
+    Raises:
+        InputError: if both a file and a count are given, or the adapter's environment has no generator.
+        PairError, OSError: if the file cannot be used.
+    """
+    if args.pairs is not None:
+        if args.count is not None:
+            raise InputError("--count: expected not to be given together with --pairs; --limit uses fewer of a file")
+        pairs = read_pairs(args.pairs)
+    else:
+        pairs = _generated(args.count or DEFAULT_COUNT, args.seed, adapter)
+    return pairs[: args.limit]
+
+
+def load_subject(args: argparse.Namespace, adapter: Path) -> Subject:
+    """The adapter on its base, with the device and the precision asked for."""
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    return Subject.load(adapter, args.base, device=args.device, dtype=args.dtype, load_in_4bit=args.load_in_4bit)
+
+
+def progress_bar(args: argparse.Namespace, label: str, unit: str = "pair") -> Progress:
+    """Wraps an iterable in a progress bar on stderr, or in nothing with --quiet."""
+
+    def wrap(items: Iterable[T]) -> Iterable[T]:
+        return tqdm(items, desc=label, unit=unit, file=sys.stderr, disable=args.quiet)
+
+    return wrap
+
+
+def say(args: argparse.Namespace, text: str) -> None:
+    """Print to stdout, unless --quiet."""
+    if not args.quiet:
+        sys.stdout.write(text + "\n")
+
+
+def _generated(count: int, seed: int, adapter: Path) -> list[CounterfactualPair]:
+    file = adapter / "workbench.json"
+    setting = _training_setting(file) if file.exists() else {}
+    try:
+        return generate_pairs(count, seed, **setting)
+    except PairError as error:  # a setting that the generator refuses
+        raise InputError(f"{file}: {error}; --pairs gives pairs made in another way") from error
+
+
+def _training_setting(file: Path) -> dict[str, str]:
+    """Keyword arguments for the generator: the `rules` and `system` that `workbench.json` records."""
+    record = read_json(file, "the record of a training run")
+    if (environment := record.get("environment")) != "scheduler":
+        raise InputError(
+            f"{file}: environment: expected 'scheduler', found {environment!r}; --pairs gives pairs for another"
+        )
+    setting = {name: record[name] for name in ("rules", "system") if record.get(name) is not None}
+    for name, value in setting.items():
+        if not isinstance(value, str):
+            raise InputError(f"{file}: {name}: expected a string, found {value!r}")
+    return setting
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
+    return number
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of a message, and how many more there are."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} (and {len(lines) - 1} more)"
