@@ -220,12 +220,11 @@ def _last_layer(layer: Any, batch: Tensor, kept: int, options: dict[str, Any]) -
 
 
 def _embeds_as_donor(recipient: Run, donor: Run, positions: list[int]) -> bool:
-    """Whether the patch at the input of layer 0 makes the recipient the donor, whose result is then the cell's: same
-    model, same answer, and the same tokens everywhere else."""
-    elsewhere = [i for i in range(len(recipient.ids)) if i not in positions]
-    return (recipient.trained, recipient.answer) == (donor.trained, donor.answer) and all(
-        recipient.ids[i] == donor.ids[i] for i in elsewhere
-    )
+    """Whether the patch at the input of layer 0 makes the recipient the donor, whose result is then the cell's: both
+    runs are of one call, so of one model and answer, and have the same tokens everywhere else."""
+    one_call = recipient.residual.untyped_storage().data_ptr() == donor.residual.untyped_storage().data_ptr()
+    elsewhere = (i for i in range(len(recipient.ids)) if i not in positions)
+    return one_call and all(recipient.ids[i] == donor.ids[i] for i in elsewhere)
 
 
 def _prove(causal: Any, decoder: nn.Module, run: Run) -> None:

@@ -166,9 +166,22 @@ def test_all_positions_give_the_donors_decision(subject):
 
 def test_the_only_differing_token_at_layer_0_gives_the_donors_run(subject):
     a, b = run_pair(subject, make_pair())
-    found = patch(subject, b, a, [VALUE])
+    for donor in (a, copy.deepcopy(a)):  # the copy is no run of the same call, so that the cell is computed
+        found = patch(subject, b, donor, [VALUE])
+        torch.testing.assert_close(found.logits[0], a.logits, rtol=0, atol=1e-4)
+        assert float(found.answer_log_prob[0]) == pytest.approx(a.answer_log_prob, abs=1e-4)
+
+
+def test_another_adapter_as_donor(tmp_path, llama):
+    """The embeddings are the same, and yet the cell of layer 0 is the recipient's model's word, not the donor's."""
+    base = llama.base_identity["name"]
+    other, pair = Subject.load(save_adapter(tmp_path, base, seed=5)), make_pair()
+    donor, (a, b) = run_pair(other, pair)[0], run_pair(llama, pair)
+    _, streams = forward(other.causal_lm, donor.ids, donor.tail)
+    found = patch(llama, b, donor, [VALUE])
+    assert_close(found, by_full_forwards(llama.causal_lm, b.ids, streams, (VALUE,), ANSWER))
     torch.testing.assert_close(found.logits[0], a.logits, rtol=0, atol=1e-4)
-    assert float(found.answer_log_prob[0]) == pytest.approx(a.answer_log_prob, abs=1e-4)
+    assert (found.logits[0] - donor.logits).abs().max() > 0.1
 
 
 def test_the_last_position_after_the_last_layer_gives_the_donors_logits(subject):
