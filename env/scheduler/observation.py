@@ -26,21 +26,26 @@ class _Texts(NamedTuple):
         lookahead: by position in the topological order.
         reached: ids of the nodes reached, the current one and the lookahead, in id order, by position.
         nodes: the whole graph.
+        upstream_nodes: the same as the published environment shows it.
     """
 
     info: tuple[str, ...]
     lookahead: tuple[str, ...]
     reached: tuple[tuple[int, ...], ...]
     nodes: str
+    upstream_nodes: str
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _texts(graph: Graph) -> _Texts:
     ahead = [graph.order[position + 1 : position + 1 + LOOKAHEAD] for position in range(len(graph) + 1)]
     return _Texts(
         info=tuple(_encode(_node_info(node)) for node in graph.nodes),
         lookahead=tuple(_encode([_node_ahead(graph.nodes[i]) for i in ids]) for ids in ahead),
         reached=tuple(tuple(sorted(graph.order[: position + 1 + LOOKAHEAD])) for position in range(len(graph) + 1)),
+        upstream_nodes=_encode(
+            [_upstream_node(node, with_shape=len(graph) <= 20 or node.id == 0) for node in graph.nodes]
+        ),
         nodes=_encode(
             [{"id": n.id, "op": n.op, "shape": list(n.shape), "inputs": list(n.inputs)} for n in graph.nodes]
         ),
@@ -82,8 +87,7 @@ def upstream(episode: Episode, greedy_latency: float) -> str:
     if episode.error is not None:
         parts.append(f',"error":{_encode(episode.error)}')
     if episode.step == 0:
-        nodes = [_upstream_node(node, with_shape=len(graph) <= 20 or node.id == 0) for node in graph.nodes]
-        parts.append(f',"nodes":{_encode(nodes)},"tensor_bytes":{graph.sizes[0]}')
+        parts.append(f',"nodes":{texts.upstream_nodes},"tensor_bytes":{graph.sizes[0]}')
     elif position < len(graph):
         parts.append(f',"current_node_info":{texts.info[episode.current]}')
         if position + 1 < len(graph):

@@ -23,7 +23,9 @@ def observations(pair):
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_are_proved_by_replay(kind):
     for pair in PAIRS[kind]:
-        prove(CounterfactualPair.from_json(pair.to_json()))
+        again = CounterfactualPair.from_json(pair.to_json())
+        assert again == pair
+        prove(again)  # raises unless the environment gives the same pair
 
 
 def test_a_pair_that_was_tampered_with_is_refused():
