@@ -167,7 +167,33 @@ def best_latency(table: ValueTable, episode: Episode) -> float:
     """
     if episode.ended:
         return episode.latency
-    return float(min(totals.min() for _, totals in _completions(table, episode)))
+    return float(min(totals.min() for _, _, totals in _completions(table, episode)))
+
+
+def best_action(table: ValueTable, episode: Episode) -> Action:
+    """The action that begins the fastest schedule which agrees with an episode so far. Where its kernel goes on, tile
+    and list are those that would be best if it ended here, as in `Plan.actions`.
+
+    Raises:
+        PlannerError: as `retain_values`.
+    """
+    best = np.inf
+    members: tuple[int, ...] = ()
+    retain: tuple[int, ...] = ()
+    for grown, after, totals in _completions(table, episode):
+        if (found := float(totals.min())) < best:
+            best, members = found, grown
+            kept = after.kept[int(totals.argmin())]
+            retain = tuple(sorted(i for i, keep in zip(after.tensors, kept, strict=True) if keep))
+    fast = episode.fast
+    if episode.current == members[0]:  # a new kernel: the open one ends first
+        started = episode.clone()
+        DOCUMENTED.finalize(started)
+        state = table.boundaries[episode.position].state(started.fast)
+        held = table.residents[episode.position]
+        staying = {i for i, stays in zip(held.tensors, held.held[state], strict=True) if stays}
+        fast = {i: written for i, written in started.fast.items() if i in staying}
+    return _action(table, members[: members.index(episode.current) + 1], retain, fast)
 
 
 def retain_values(table: ValueTable, episode: Episode) -> tuple[RetainValue, ...]:
@@ -185,7 +211,7 @@ def retain_values(table: ValueTable, episode: Episode) -> tuple[RetainValue, ...
     values = []
     for i in alive:
         keep = drop = np.inf
-        for after, totals in completions:
+        for _, after, totals in completions:
             if i in after.tensors:
                 kept = after.kept[:, after.tensors.index(i)]
                 keep = totals.min(initial=keep, where=kept)
@@ -199,9 +225,9 @@ def retain_values(table: ValueTable, episode: Episode) -> tuple[RetainValue, ...
     return tuple(values)
 
 
-def _completions(table: ValueTable, episode: Episode) -> Iterator[tuple[Boundary, Floats]]:
-    """The boundary at which the current node's kernel may end, and by set retained there the cycles of the whole graph
-    if all goes best from then on."""
+def _completions(table: ValueTable, episode: Episode) -> Iterator[tuple[tuple[int, ...], Boundary, Floats]]:
+    """The kernel that the current node may end up in, the boundary at its end, and by set retained there the cycles of
+    the whole graph if all goes best from then on."""
     graph, position = table.graph, episode.position
     if episode.graph != graph or episode.current < 0 or episode.ended:
         raise PlannerError(
@@ -219,12 +245,12 @@ def _completions(table: ValueTable, episode: Episode) -> Iterator[tuple[Boundary
 
 def _growing(
     table: ValueTable, position: int, opened: tuple[int, ...], residents: Residents, spent: float
-) -> Iterator[tuple[Boundary, Floats]]:
+) -> Iterator[tuple[tuple[int, ...], Boundary, Floats]]:
     for members in table.kernels(position, opened):
         if len(members) > 1 and not table.fits_so_far(residents, members)[0]:
             return
         after = table.boundaries[table.graph.positions[members[-1]] + 1]
-        yield after, spent + table.totals(residents, members)[0]
+        yield members, after, spent + table.totals(residents, members)[0]
 
 
 def _residents(episode: Episode) -> Residents:

@@ -21,23 +21,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
 
-from env.scheduler.prompts import SYSTEM_PROMPT
+from counterfactuals.scheduler import random_graph
+from env.scheduler import Graph
+from env.training.audit import audit
+from env.training.curriculum import SAMPLE, SEED_OFFSET
 from env.training.held_out import measure_held_out
 from env.training.samples import BATCH_UNIT, IGNORED, Sample, batches, encode
-from interp.base_models import BUILT_IN, BaseModelError, ResolvedBase, find_base, load_base
+from env.training.store import TrainingError, last_whole_checkpoint, lora_config, write_adapter
+from interp.base_models import BUILT_IN, BaseModelError, find_base, load_base
 
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WARM_UP = 10
-
-
-class TrainingError(ValueError):
-    """A run cannot start; the message is one line that says what was expected and what was found."""
 
 
 class Encoded(Dataset[dict[str, list[int]]]):
@@ -164,9 +164,12 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         data_collator=collate,
         callbacks=[JsonLog(options.out / "training.jsonl", options.batch, earlier)],
     )
-    trainer.train(resume_from_checkpoint=_last_whole_checkpoint(work))
+    trainer.train(resume_from_checkpoint=last_whole_checkpoint(work))
     seen = {sample.graph for sample in samples} | earlier.graphs
-    _store(adapted, base, options, [*earlier.runs, _run(options)])
+    training = {"teacher": "heuristic", "runs": [*earlier.runs, _run(options)]}
+    write_adapter(
+        adapted, options.out, base, hardware="published", audit=audit(_graphs(options.seed)), training=training
+    )
     (options.out / "graphs.txt").write_text("".join(f"{graph}\n" for graph in sorted(seen)))
     measured = measure_held_out(options.out, base=options.base, seed=options.seed, seen=seen, quiet=options.quiet)
     (options.out / "held_out.json").write_text(json.dumps(measured, indent=1) + "\n")
@@ -178,10 +181,9 @@ def _adapted(model: Any, options: argparse.Namespace) -> PeftModel:
     """The base model with a fresh adapter, or with the one to start from."""
     if options.init:
         return PeftModel.from_pretrained(model, options.init, is_trainable=True)
-    config = LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=TARGETS, task_type="CAUSAL_LM")
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
-        return get_peft_model(model, config)
+        return get_peft_model(model, lora_config(options.rank))
 
 
 def _arguments(options: argparse.Namespace, work: Path) -> TrainingArguments:
@@ -207,30 +209,13 @@ def _arguments(options: argparse.Namespace, work: Path) -> TrainingArguments:
     )
 
 
-def _last_whole_checkpoint(work: Path) -> str | None:
-    """The newest checkpoint that was written to its end; None if there is none, and the run starts over."""
-    whole = [folder for folder in work.glob("checkpoint-*") if (folder / "trainer_state.json").exists()]
-    return str(max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]))) if whole else None
+def _graphs(seed: int) -> list[Graph]:
+    """Graphs of the kind that the samples come from."""
+    return [random_graph(np.random.default_rng([seed + SEED_OFFSET, i])) for i in range(SAMPLE)]
 
 
 def _run(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("steps", "batch", "learning_rate", "rank", "seed")}
-
-
-def _store(adapted: Any, base: ResolvedBase, options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
-    """The adapter in bfloat16, and beside it what rebuilds its prompts."""
-    adapted.to(torch.bfloat16)
-    adapted.peft_config["default"].base_model_name_or_path = base.name
-    adapted.save_pretrained(options.out, save_embedding_layers=False)
-    (options.out / "README.md").unlink()  # an empty model card
-    record = {
-        "environment": "scheduler",
-        "rules": "documented",
-        "system": SYSTEM_PROMPT,
-        "base": base.identity(),
-        "training": {"teacher": "heuristic", "runs": runs},
-    }
-    (options.out / "workbench.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
