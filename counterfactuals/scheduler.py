@@ -27,6 +27,7 @@ from numpy.random import Generator
 from counterfactuals.pair import CounterfactualPair, PairError
 from env.scheduler import Action, Graph, SchedulerEnv, generate_graph
 from env.scheduler.cost import TILES
+from env.scheduler.hardware import HARDWARE, on
 from env.scheduler.observation import LOOKAHEAD
 from env.scheduler.policies import heuristic
 from env.scheduler.prompts import SYSTEM_PROMPT, messages
@@ -103,7 +104,13 @@ def replay(graph: Graph, actions: Sequence[str]) -> str:
 
 
 def generate_pairs(
-    count: int, seed: int, *, kind: str = "future_uses", system: str = SYSTEM_PROMPT, rules: str = "documented"
+    count: int,
+    seed: int,
+    *,
+    kind: str = "future_uses",
+    system: str = SYSTEM_PROMPT,
+    rules: str = "documented",
+    hardware: str = "published",
 ) -> list[CounterfactualPair]:
     """Pairs of one kind, each from a graph of its own (the doses of one k share theirs).
 
@@ -113,6 +120,8 @@ def generate_pairs(
         kind: one of `KINDS`.
         system: the system prompt that the agent was trained with.
         rules: the rule set that it was trained under.
+        hardware: the machines that it was trained on, one of `HARDWARE`: those of the published difficulties, or the
+            same with less bandwidth (`env.scheduler.hardware`), on which retention pays.
 
     Raises:
         PairError: if an argument is not as said. The published rules never show a count of 0: no pair can be made.
@@ -124,12 +133,14 @@ def generate_pairs(
             f"rules: expected documented, found {rules!r}; the published ones leave dead tensors out of future_uses: "
             "no pair of observations differs in one count only"
         )
+    if hardware not in HARDWARE:
+        raise PairError(f"hardware: expected one of {', '.join(HARDWARE)}, found {hardware!r}")
     pairs: list[CounterfactualPair] = []
     draw = 0
     while len(pairs) < count:
         rng = np.random.default_rng([seed, KINDS.index(kind), draw])
-        name = f"{kind}-{seed}-{draw}"
-        pairs += _MAKERS[kind](name, system, rng)
+        prefix = kind if hardware == "published" else f"{kind}-{hardware}"
+        pairs += _MAKERS[kind](f"{prefix}-{seed}-{draw}", system, rng, hardware)
         draw += 1
     return pairs[:count]
 
@@ -154,25 +165,25 @@ def prove(pair: CounterfactualPair) -> None:
         raise PairRefused(f"pair {pair.id}: expected what its graph and actions give, found another text")
 
 
-def _future_uses(name: str, system: str, rng: Generator) -> list[CounterfactualPair]:
+def _future_uses(name: str, system: str, rng: Generator, hardware: str) -> list[CounterfactualPair]:
     count, role = int(rng.integers(1, LARGEST_COUNT + 1)), _ROLES[rng.integers(2)]
-    difference = _search(rng, count, role)
+    difference = _search(rng, count, role, hardware)
     return [_pair(name, "future_uses", difference, difference.node, system)]
 
 
-def _dose(name: str, system: str, rng: Generator) -> list[CounterfactualPair]:
-    full = _search(rng, max(DOSES), "current")
+def _dose(name: str, system: str, rng: Generator, hardware: str) -> list[CounterfactualPair]:
+    full = _search(rng, max(DOSES), "current", hardware)
     doses = [replace(full, readers=full.readers[:dose]) for dose in DOSES]
     return [_pair(f"{name}-{len(d.readers)}", "dose", d, d.node, system) for d in doses]
 
 
-def _other_key(name: str, system: str, rng: Generator) -> list[CounterfactualPair]:
-    difference = _search(rng, int(rng.integers(1, LARGEST_COUNT + 1)), "other")
+def _other_key(name: str, system: str, rng: Generator, hardware: str) -> list[CounterfactualPair]:
+    difference = _search(rng, int(rng.integers(1, LARGEST_COUNT + 1)), "other", hardware)
     return [_pair(name, "other_key", difference, difference.current, system)]
 
 
-def _identical(name: str, system: str, rng: Generator) -> list[CounterfactualPair]:
-    difference = replace(_search(rng, 1, "current"), readers=())
+def _identical(name: str, system: str, rng: Generator, hardware: str) -> list[CounterfactualPair]:
+    difference = replace(_search(rng, 1, "current", hardware), readers=())
     return [_pair(name, "identical", difference, difference.node, system)]
 
 
@@ -180,14 +191,14 @@ _MAKERS = {"future_uses": _future_uses, "dose": _dose, "other_key": _other_key, 
 _ROLES = ("current", "resident", "other")
 
 
-def _search(rng: Generator, count: int, role: str) -> Difference:
+def _search(rng: Generator, count: int, role: str, hardware: str) -> Difference:
     """A random difference of a count in which the node plays a role.
 
     A current or a resident node is retained, alone, in A, and nothing is in B. Any other one is neither in fast memory
     nor in the kernel, and the current node, alone, or nothing is retained in both.
     """
     for _ in range(ATTEMPTS):
-        difference = _draw(rng, count, role)
+        difference = _draw(rng, count, role, hardware)
         if difference is None:
             continue
         try:
@@ -205,9 +216,9 @@ def _search(rng: Generator, count: int, role: str) -> Difference:
     raise PairRefused(f"expected a state in which the node is {role}, found none in {ATTEMPTS} random graphs")
 
 
-def _draw(rng: Generator, count: int, role: str) -> Difference | None:
+def _draw(rng: Generator, count: int, role: str, hardware: str) -> Difference | None:
     """A random graph, moment, node and far readers; None where the graph has no room for them."""
-    graph = random_graph(rng)
+    graph = random_graph(rng, hardware)
     last = len(graph) - count - LOOKAHEAD - 1
     if last < 3:
         return None
@@ -244,16 +255,15 @@ def _fork(graph: Graph, moment: int, node: int, role: str, *, current_unread: bo
     return replace(graph, nodes=tuple(nodes))
 
 
-def random_graph(rng: Generator) -> Graph:
-    """A graph of any family, machine and tensor size, small enough for a prompt of some 300 tokens."""
+def random_graph(rng: Generator, hardware: str = "published", sizes: tuple[int, int] = SIZES) -> Graph:
+    """A graph of any family, machine and tensor size, small enough for a prompt of some 300 tokens.
+
+    The draws are the same on all hardware; `sizes` are the fewest and the most nodes.
+    """
     side = int(rng.choice(SIDES))
-    return generate_graph(
-        int(rng.integers(SIZES[0], SIZES[1] + 1)),
-        str(rng.choice(DIFFICULTIES)),
-        str(rng.choice(TOPOLOGIES)),
-        (side, side),
-        rng=rng,
-    )
+    size, difficulty = int(rng.integers(sizes[0], sizes[1] + 1)), str(rng.choice(DIFFICULTIES))
+    graph = generate_graph(size, difficulty, str(rng.choice(TOPOLOGIES)), (side, side), rng=rng)
+    return on(hardware, graph)
 
 
 def play(graph: Graph, steps: int, rng: Generator, keep: int | None = None) -> tuple[str, ...]:

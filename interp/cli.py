@@ -13,7 +13,17 @@ from typing import NoReturn, Protocol, TypeVar
 import torch
 from tqdm import tqdm
 
-from counterfactuals import CounterfactualPair, PairError, generate_pairs, read_pairs
+from counterfactuals import (
+    CounterfactualPair,
+    Decision,
+    Episode,
+    PairError,
+    generate_decisions,
+    generate_pairs,
+    read_decisions,
+    read_pairs,
+    scheduler_episodes,
+)
 from interp.base_models import DTYPES, BaseModelError, read_json
 from interp.shared_prefix import UnsupportedArchitecture
 from interp.subject import Subject, SubjectError
@@ -23,6 +33,7 @@ T = TypeVar("T")
 Progress = Callable[[Iterable[T]], Iterable[T]]
 
 DEFAULT_COUNT = 32
+DEFAULT_DECISIONS = 80
 DONE, BAD_INPUT, INTERRUPTED = 0, 2, 130
 
 
@@ -74,7 +85,8 @@ def common_parser(analysis: str, description: str, *, example: str) -> argparse.
     add("--base", metavar="DIR|NAME", help="base model (default: what adapter_config.json names)")
     add("--pairs", type=Path, metavar="FILE", help="pair file, JSONL (default: generated with --seed)")
     add("--count", type=_positive, metavar="N", help=f"how many pairs to generate (default: {DEFAULT_COUNT})")
-    add("--limit", type=_positive, metavar="N", help="use the first N pairs only")
+    add("--decisions", type=Path, metavar="FILE", help="decision file, JSONL, where an analysis uses ordinary states")
+    add("--limit", type=_positive, metavar="N", help="use the first N pairs (and decisions) only")
     add("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: %(default)s)")
     add("--dtype", default="float32", choices=sorted(DTYPES), help="default: %(default)s")
     add("--load-in-4bit", action="store_true", help="quantise the base model (needs CUDA and bitsandbytes)")
@@ -141,8 +153,54 @@ def load_pairs(args: argparse.Namespace, adapter: Path) -> list[CounterfactualPa
             raise InputError("--count: expected not to be given together with --pairs; --limit uses fewer of a file")
         pairs = read_pairs(args.pairs)
     else:
-        pairs = _generated(args.count or DEFAULT_COUNT, args.seed, adapter)
+        pairs = _generated(generate_pairs, args.count or DEFAULT_COUNT, args.seed, adapter, "--pairs")
     return pairs[: args.limit]
+
+
+def load_episodes(args: argparse.Namespace, adapter: Path, count: int) -> list[Episode]:
+    """Episodes to play, on random graphs that the adapter was not trained on, as `load_pairs` generates pairs.
+
+    The graphs that it was trained on are those of its `graphs.txt`, one fingerprint a line, where it has one.
+
+    Raises:
+        InputError: if the adapter's environment has no episodes, or its setting is refused.
+    """
+    file, seen = adapter / "workbench.json", adapter / "graphs.txt"
+    setting = _training_setting(file) if file.exists() else {}
+    known = seen.read_text(encoding="utf-8").split() if seen.exists() else []
+    try:
+        return scheduler_episodes(count, args.seed, seen=frozenset(known), **setting)
+    except PairError as error:
+        raise InputError(f"{file}: {error}") from error
+
+
+def load_decisions(args: argparse.Namespace, adapter: Path) -> list[Decision]:
+    """The ordinary states of a file, or generated ones, `DEFAULT_DECISIONS` of them, as for `load_pairs`.
+
+    Raises:
+        InputError: if the adapter's environment has no generator.
+        PairError, OSError: if the file cannot be used.
+    """
+    if args.decisions is not None:
+        decisions = read_decisions(args.decisions)
+    else:
+        decisions = _generated(generate_decisions, DEFAULT_DECISIONS, args.seed, adapter, "--decisions")
+    return decisions[: args.limit]
+
+
+def generate_kind(args: argparse.Namespace, adapter: Path, kind: str, count: int) -> list[CounterfactualPair]:
+    """Generated pairs of a control kind, in the setting of the adapter, whatever --pairs and --limit say.
+
+    Raises:
+        InputError: if the adapter's environment has no generator.
+    """
+    return _generated(functools.partial(generate_pairs, kind=kind), count, args.seed, adapter, "--pairs")
+
+
+def series_name(folders: Sequence[Path], args: argparse.Namespace) -> str:
+    """What a comparison of several adapters is called: --series, or the first and the last one, `ep050-ep400`."""
+    given: str | None = getattr(args, "series", None)
+    return given or f"{folders[0].name}-{folders[-1].name}"
 
 
 def load_subject(args: argparse.Namespace, adapter: Path) -> Subject:
@@ -167,23 +225,24 @@ def say(args: argparse.Namespace, text: str) -> None:
         sys.stdout.write(text + "\n")
 
 
-def _generated(count: int, seed: int, adapter: Path) -> list[CounterfactualPair]:
+def _generated(generate: Callable[..., list[T]], count: int, seed: int, adapter: Path, option: str) -> list[T]:
+    """What a generator makes in the setting of the adapter's training run; `option` names a file to use instead."""
     file = adapter / "workbench.json"
     setting = _training_setting(file) if file.exists() else {}
     try:
-        return generate_pairs(count, seed, **setting)
+        return generate(count, seed, **setting)
     except PairError as error:  # a setting that the generator refuses
-        raise InputError(f"{file}: {error}; --pairs gives pairs made in another way") from error
+        raise InputError(f"{file}: {error}; {option} gives {option[2:]} made in another way") from error
 
 
 def _training_setting(file: Path) -> dict[str, str]:
-    """Keyword arguments for the generator: the `rules` and `system` that `workbench.json` records."""
+    """Keyword arguments for the generators: the `rules`, `system` and `hardware` that `workbench.json` records."""
     record = read_json(file, "the record of a training run")
     if (environment := record.get("environment")) != "scheduler":
         raise InputError(
             f"{file}: environment: expected 'scheduler', found {environment!r}; --pairs gives pairs for another"
         )
-    setting = {name: record[name] for name in ("rules", "system") if record.get(name) is not None}
+    setting = {name: record[name] for name in ("rules", "system", "hardware") if record.get(name) is not None}
     for name, value in setting.items():
         if not isinstance(value, str):
             raise InputError(f"{file}: {name}: expected a string, found {value!r}")

@@ -116,8 +116,20 @@ class Located:
 
 
 def kinds(frame: pd.DataFrame) -> list[str]:
-    """The kinds of pairs in a frame, the main kind (the first pair's) first."""
-    return list(dict.fromkeys(frame["kind"]))
+    """The kinds of pairs that were patched, the main kind (the first pair's) first."""
+    return list(dict.fromkeys(residual_rows(frame).loc[lambda rows: rows["direction"] == "denoise", "kind"]))
+
+
+def residual_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the two models' own runs and of their sweeps of the residual stream.
+
+    A frame without the column `component`, as results once were, holds no others.
+    """
+    directions = {direction for _, direction in SWEEPS} | {"baseline_a", "baseline_b"}
+    chosen = frame["model"].isin(MODELS) & frame["direction"].isin(directions)
+    if "component" in frame:
+        chosen &= frame["component"].isin(("residual", "none"))
+    return frame[chosen]
 
 
 def locate(frame: pd.DataFrame, kind: str | None = None, seed: int = 0) -> Located:
@@ -127,7 +139,8 @@ def locate(frame: pd.DataFrame, kind: str | None = None, seed: int = 0) -> Locat
         ValueError: if the frame holds no pair of this kind.
     """
     kind = kinds(frame)[0] if kind is None else kind
-    part = frame[(frame["kind"] == kind) & frame["metric"].isin(BASELINE_METRICS)]
+    part = residual_rows(frame)
+    part = part[(part["kind"] == kind) & part["metric"].isin(BASELINE_METRICS)]
     if part.empty:
         raise ValueError(f"kind: expected one of {', '.join(kinds(frame))}, found {kind!r}")
     groups = part.groupby("pair", sort=False)["group"].first()

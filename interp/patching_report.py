@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from interp import patching_figures, patching_summary
 from interp.figures import BLUE, COLUMN, DASHED, GREY, ORANGE, curve, label, mark, note, style
 from interp.flip import MODELS, POSITIONS, Located, is_located, kinds, locate, show, statement
+from interp.patching_curves import curves
 from interp.stats import Interval
 
 POSITION_COLOURS = {"value": ORANGE, "decision": BLUE}
@@ -58,10 +60,56 @@ def plot(frame: pd.DataFrame, *, kind: str | None = None, seed: int = 0) -> Figu
     return figure
 
 
+def figures(frame: pd.DataFrame, *, seed: int = 0) -> dict[str, Figure]:
+    """File name -> figure: `patching`, and `components`, `controls`, `attribution` where they were measured."""
+    drawn = {
+        "patching": plot(frame, seed=seed),
+        "components": patching_figures.components(frame, seed=seed),
+        "controls": patching_figures.controls(frame, seed=seed),
+        "attribution": patching_figures.attribution(frame, seed=seed),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
 def table(frame: pd.DataFrame, *, title: str, left_out: str, folder: object, seed: int = 0) -> str:
-    """The result as text, base beside trained, one block per kind of pairs."""
+    """The result as text, base beside trained, one block per kind of pairs, then components and controls."""
     blocks = [_block(locate(frame, kind, seed), title) for kind in kinds(frame)]
-    return "\n".join([*blocks, f"left out: {left_out}", f"written to {folder}"])
+    more = _component_lines(frame, seed) + _control_lines(frame, seed)
+    return "\n".join([*blocks, *more, f"left out: {left_out}", f"written to {folder}"])
+
+
+def _component_lines(frame: pd.DataFrame, seed: int) -> list[str]:
+    """The cell of each component that shifts the decision most, in the trained model."""
+    found = [c for c in curves(frame, kinds(frame)[0], seed) if c.model == "trained" and c.direction == "denoise"]
+    lines = []
+    for c in found:
+        if c.component == "residual" and c.position not in ("key", "between"):
+            continue
+        head = f".{c.heads[c.peak]}" if c.component == "heads" else ""
+        where = "" if not np.abs(c.means[0]).max() else f", most at {c.layers[c.peak]}{head}"
+        lines.append(f"  trained, {c.component} at {c.position}, {c.n_pairs} pairs{where}: {show(c.at(c.peak))} logits")
+    return lines
+
+
+def _control_lines(frame: pd.DataFrame, seed: int) -> list[str]:
+    located = locate(frame, None, seed)
+    found = patching_summary.controls(frame, located, curves(frame, located.kind, seed), seed)
+    if found is None:
+        return []
+    missed = max(entry["largest_difference_from_a"] for entry in found["everything"].values())
+    lines = [
+        f"  controls on {found['pairs']} pairs: patched into itself moves {found['self']['largest_change']:.1g}, "
+        f"patched everywhere misses A by {missed:.1g}"
+    ]
+    for name in ("zero_b", "random_b"):
+        effect = found[name]["effect"]
+        lines.append(f"  {name}: A - B = {show_json(effect)} logits")
+    return lines
+
+
+def show_json(interval: dict[str, float | None]) -> str:
+    """`show` of an interval that has been made ready for JSON."""
+    return show(Interval(*(np.nan if x is None else x for x in interval.values())))
 
 
 def _panel(axes: Axes, located: Located, model: str) -> None:

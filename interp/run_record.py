@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
@@ -34,7 +34,6 @@ from transformers import PreTrainedTokenizerBase
 from counterfactuals import CounterfactualPair, write_pairs
 from interp.cli import InputError, Progress
 from interp.figures import save
-from interp.subject import Subject
 from interp.tokens import EncodedPair, encode_pairs
 
 PACKAGES = ("torch", "transformers", "peft", "transformer-lens", "tokenizers", "numpy", "pandas", "scipy", "matplotlib")
@@ -74,6 +73,31 @@ class PairPlan:
         return f"{len(self.left_out)} ({listed})" if counts else "none"
 
 
+class Identified(Protocol):
+    """What a run is about: a `Subject`, or an `AdapterIdentity` where no model is loaded."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def adapter_sha256(self) -> str: ...
+
+    @property
+    def base_identity(self) -> Mapping[str, str | None]: ...
+
+
+@dataclass(frozen=True)
+class AdapterIdentity:
+    """An adapter of which the files alone are read, with the attributes of a `Subject` that a record holds.
+
+    `base_identity` is that of a base model, or has a `sha256` of None and the reason as `why`.
+    """
+
+    name: str
+    adapter_sha256: str
+    base_identity: Mapping[str, str | None]
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """`OUT/<adapter folder's name>/<analysis>/` while a run fills it."""
@@ -83,9 +107,18 @@ class RunFolder:
     args: argparse.Namespace
     argv: tuple[str, ...]
     started: float  # seconds, of the monotonic clock
+    command: str  # the module of the command, which may be another than the analysis
 
     @classmethod
-    def open(cls, analysis: str, args: argparse.Namespace, argv: Sequence[str], subject: Subject) -> RunFolder:
+    def open(
+        cls,
+        analysis: str,
+        args: argparse.Namespace,
+        argv: Sequence[str],
+        subject: Identified,
+        *,
+        command: str | None = None,
+    ) -> RunFolder:
         """Make the folder. Without --resume, what an interrupted run left in it is dropped.
 
         Raises:
@@ -100,7 +133,7 @@ class RunFolder:
             "load_in_4bit": args.load_in_4bit,
             "versions": _versions(),
         }
-        run = cls(args.out / subject.name / analysis, setting, args, tuple(argv), time.monotonic())
+        run = cls(args.out / subject.name / analysis, setting, args, tuple(argv), time.monotonic(), command or analysis)
         if run.partial.exists() and not args.resume:
             shutil.rmtree(run.partial)
         run.partial.mkdir(parents=True, exist_ok=True)
@@ -135,41 +168,48 @@ class RunFolder:
         return pd.concat(frames, ignore_index=True)
 
     def finish(
-        self, plan: PairPlan, frame: pd.DataFrame, summary: Mapping[str, Any], figures: Mapping[str, Figure]
+        self, plan: PairPlan | None, frame: pd.DataFrame, summary: Mapping[str, Any], figures: Mapping[str, Figure]
     ) -> None:
-        """Write everything; `run.json` comes last, so that a folder that has it is whole."""
+        """Write everything; `run.json` comes last, so that a folder that has it is whole. Without a plan: no pairs."""
         record_file = self.folder / "run.json"
         record_file.unlink(missing_ok=True)
         frame.to_parquet(self.folder / "results.parquet", index=False)
         _write_json(self.folder / "summary.json", summary)
         for stem, figure in figures.items():
             save(figure, self.folder / stem)
-        write_pairs(plan.pairs, self.folder / "pairs.jsonl")
-        token_table(plan.encoded).to_parquet(self.folder / "tokens.parquet", index=False)
+        if plan is not None:
+            write_pairs(plan.pairs, self.folder / "pairs.jsonl")
+            token_table(plan.encoded).to_parquet(self.folder / "tokens.parquet", index=False)
+        else:  # what an earlier run with pairs left would pass for this one's
+            for name in ("pairs.jsonl", "tokens.parquet"):
+                (self.folder / name).unlink(missing_ok=True)
         _write_json(record_file, self._record(plan))
 
-    def _record(self, plan: PairPlan) -> dict[str, Any]:
-        source = self.args.pairs
+    def _record(self, plan: PairPlan | None) -> dict[str, Any]:
         return {
-            "command": shlex.join(["python", "-m", f"interp.{self.setting['analysis']}", *self.argv]),
+            "command": shlex.join(["python", "-m", f"interp.{self.command}", *self.argv]),
             **self.setting,
             "git": _git(),
             "python": platform.python_version(),
             "platform": platform.platform(),
             "threads": torch.get_num_threads(),
             "seed": self.args.seed,
-            "pairs": {
-                "source": str(source) if source else "generated",
-                "source_sha256": _sha256(source) if source else None,
-                "used": len(plan.encoded),
-                "used_sha256": _sha256(self.folder / "pairs.jsonl"),
-                "groups": len({pair.group for pair in plan.encoded}),
-                "left_out": plan.left_out_records(),
-            },
+            "pairs": self._pairs_record(plan) if plan is not None else None,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "wall_seconds": round(time.monotonic() - self.started, 2),
             "peak_memory_bytes": _peak_memory(),
             "peak_device_memory_bytes": _peak_device_memory(self.args.device),
+        }
+
+    def _pairs_record(self, plan: PairPlan) -> dict[str, Any]:
+        source = self.args.pairs
+        return {
+            "source": str(source) if source else "generated",
+            "source_sha256": _sha256(source) if source else None,
+            "used": len(plan.encoded),
+            "used_sha256": _sha256(self.folder / "pairs.jsonl"),
+            "groups": len({pair.group for pair in plan.encoded}),
+            "left_out": plan.left_out_records(),
         }
 
 

@@ -7,7 +7,7 @@ which that does not hold is refused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from interp.built_in import BaseModelError
 
 DECODER_PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 PROBE_LENGTH = 16
+
+ModuleChoice = Callable[[str], bool] | Collection[str]
+"""Some of `Subject.adapted_modules`: a predicate of the name, or the names."""
 
 
 class UnsupportedArchitecture(SubjectError):
@@ -51,7 +54,7 @@ class Subject:
         self.base_identity = base.identity()
         self._base_path = base.path
         self._bridge: Any = None
-        self._switches = _switches(model)
+        self._switches = _switches(self.causal_lm)
         model.eval().requires_grad_(False)
 
     @classmethod
@@ -110,19 +113,45 @@ class Subject:
 
     @property
     def is_trained(self) -> bool:
-        """True while the adapter is on."""
-        return not self._switches[0].disable_adapters
+        """True while the adapter is on, in all modules or in some."""
+        return any(not module.disable_adapters for _, module in self._switches)
+
+    @property
+    def adapted_modules(self) -> tuple[str, ...]:
+        """Names of the modules that the adapter changes, inside the causal model: `model.layers.0.mlp.up_proj`, …"""
+        return tuple(dict.fromkeys(name for name, _ in self._switches))
 
     @contextmanager
     def base(self) -> Iterator[Subject]:
         """The base model inside this context: the adapter is off. The state before is restored on leaving."""
-        with self._switched(trained=False):
+        with self._switched(lambda _: False):
             yield self
 
     @contextmanager
     def trained(self) -> Iterator[Subject]:
         """The trained model inside this context: the adapter is on. The state before is restored on leaving."""
-        with self._switched(trained=True):
+        with self._switched(lambda _: True):
+            yield self
+
+    @contextmanager
+    def only(self, modules: ModuleChoice) -> Iterator[Subject]:
+        """The base model with the adapter on in some modules. The state before is restored on leaving.
+
+        Raises:
+            ValueError: if a name is none of `adapted_modules`.
+        """
+        with self._switched(self._predicate(modules)):
+            yield self
+
+    @contextmanager
+    def without(self, modules: ModuleChoice) -> Iterator[Subject]:
+        """The trained model with the adapter off in some modules. The state before is restored on leaving.
+
+        Raises:
+            ValueError: if a name is none of `adapted_modules`.
+        """
+        chosen = self._predicate(modules)
+        with self._switched(lambda name: not chosen(name)):
             yield self
 
     def bridge(self) -> Any:
@@ -137,6 +166,7 @@ class Subject:
 
             tensors = [*self.causal_lm.parameters(), *self.causal_lm.buffers()]
             twin = copy.deepcopy(self.causal_lm, {id(tensor): tensor for tensor in tensors})
+            switches = _switches(twin)  # before booting, which renames modules
             self._bridge = TransformerBridge.boot_transformers(
                 str(self._base_path),
                 hf_model=twin,
@@ -144,22 +174,30 @@ class Subject:
                 device=str(twin.device),
                 dtype=twin.dtype,
             )
-            self._switches = [*self._switches, *_switches(twin)]
+            self._switches += switches
         return self._bridge
 
+    def _predicate(self, modules: ModuleChoice) -> Callable[[str], bool]:
+        if callable(modules):
+            return modules
+        if unknown := sorted(set(modules) - set(self.adapted_modules)):
+            raise ValueError(f"modules: expected some of adapted_modules, found {', '.join(unknown)}")
+        return set(modules).__contains__
+
     @contextmanager
-    def _switched(self, *, trained: bool) -> Iterator[None]:
-        before = self.is_trained
-        self._switch(trained=trained)
+    def _switched(self, on: Callable[[str], bool]) -> Iterator[None]:
+        before = {name: not module.disable_adapters for name, module in self._switches}
+        self._switch(on)
         try:
             yield
         finally:
-            self._switch(trained=before)
+            self._switch(before.__getitem__)
 
-    def _switch(self, *, trained: bool) -> None:
-        for module in self._switches:
-            module.enable_adapters(trained)
-            module.requires_grad_(False)  # switching on makes an adapter trainable
+    def _switch(self, on: Callable[[str], bool]) -> None:
+        for name, module in self._switches:
+            if module.disable_adapters == on(name):
+                module.enable_adapters(on(name))
+                module.requires_grad_(False)  # switching on makes an adapter trainable
 
 
 def find_decoder(causal: Any) -> Any:
@@ -228,5 +266,7 @@ def _suspects(config: Any) -> str:
     return f" ({text})" if text else ""
 
 
-def _switches(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+def _switches(causal: nn.Module) -> list[tuple[str, Any]]:
+    """Name and module of all that can be switched; what a wrapper holds comes after it, since it switches that too."""
+    kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+    return [(name, module) for name, module in causal.named_modules() if isinstance(module, kinds)]

@@ -25,9 +25,8 @@ forward, and refuses where they differ.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +34,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from interp.recording import is_pre_norm, recording
 from interp.shared_prefix import SharedPrefix, attending
 from interp.subject import Subject, UnsupportedArchitecture, find_decoder
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from interp.tokens import EncodedPair
 
 MAX_TOKENS = 4096  # rows times tokens in one pass: bounds the memory, and is more than fills the cores
-PRE_NORM_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 COVERED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 _proven: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -67,6 +66,8 @@ class Run:
         logits: (vocab,) at the decision position, float32.
         answer_log_prob: log-probability of the answer in nats, summed over its tokens.
         trained: whether the adapter was on; None for a model without one.
+        components: `attention`, `mlp` (L, T - start, d_model), what they add to the stream, and `heads`
+            (L, T - start, n_heads * d_head), what enters `o_proj`. Empty where layers are not `is_pre_norm`.
     """
 
     ids: tuple[int, ...]
@@ -80,10 +81,17 @@ class Run:
     logits: Tensor
     answer_log_prob: float
     trained: bool | None
+    components: Mapping[str, Tensor] = field(default_factory=dict)
 
     def stream(self, layer: int, first: int) -> Tensor:
         """(T - first + len(tail), d_model) the stream that enters a layer, from position `first` to the tail's end."""
         return torch.cat([self.residual[layer, first - self.start :], self.tail_residual[layer]])
+
+    def to_decision(self) -> Run:
+        """The same run without the tail: less work, and only the answer's first token is scored."""
+        answer = self.answer[:1]
+        log_prob = float(_answer_log_probs(self.logits[None, None], answer))
+        return replace(self, answer=answer, tail=(), tail_residual=self.tail_residual[:, :0], answer_log_prob=log_prob)
 
 
 @dataclass(frozen=True)
@@ -120,9 +128,10 @@ def run_pair(model: Subject | nn.Module, pair: EncodedPair) -> tuple[Run, Run]:
         decoder(input_ids=_row(pair.ids_a[:start], causal), cache=cache, use_cache=True)
         cache.batch_repeat_interleave(2)
     suffixes = torch.cat([_row((*ids[start:], *tail), causal) for ids in (pair.ids_a, pair.ids_b)])
-    with _recording(decoder) as streams:
+    with recording(decoder) as recorded:
         logits = causal(input_ids=suffixes, cache=cache, use_cache=True, logits_to_keep=len(pair.answer)).logits.float()
-    residual = torch.stack(streams)  # (L + 1, 2, S, d_model)
+    residual = torch.stack(recorded.streams)  # (L + 1, 2, S, d_model)
+    components = {name: torch.stack(recorded.of(name)) for name in ("attention", "mlp", "heads") if recorded.of(name)}
     trained, length = _is_trained(causal), len(pair.ids_a)
 
     def run(row: int, ids: Sequence[int]) -> Run:
@@ -138,57 +147,96 @@ def run_pair(model: Subject | nn.Module, pair: EncodedPair) -> tuple[Run, Run]:
             logits=logits[row, 0],
             answer_log_prob=float(_answer_log_probs(logits[row : row + 1], pair.answer)),
             trained=trained,
+            components={name: table[:, row, : length - start] for name, table in components.items()},
         )
 
     return run(0, pair.ids_a), run(1, pair.ids_b)
 
 
 @torch.inference_mode()
-def patch(model: Subject | nn.Module, recipient: Run, donor: Run, positions: Sequence[int]) -> Patched:
+def patch(
+    model: Subject | nn.Module,
+    recipient: Run,
+    donor: Run,
+    positions: Sequence[int],
+    layers: Sequence[int] | None = None,
+) -> Patched:
     """The recipient's run with the donor's residual stream put in at some positions, for every layer.
 
     Args:
         model: the subject or causal model that the recipient was run through, switched as it was then.
         donor: any run with as many tokens: the pair's other one, another pair's, the other model's.
         positions: token positions, patched together; each from the later `start` of the two runs to T - 1.
+        layers: ascending; the cells asked for, which are then all that is returned. None is 0 to L.
 
     Raises:
         SweepError: if the runs do not fit together, a position is out of range, or the model is switched otherwise than
             it was for the recipient.
         UnsupportedArchitecture: on first use, if the engine's result is not the model's own.
     """
+    causal, decoder, chosen = checked(model, recipient, donor, positions)
+    here, there = (torch.tensor(chosen, device=run.residual.device) - run.start for run in (recipient, donor))
+    asked = list(range(len(recipient.residual)) if layers is None else layers)
+    differs = (recipient.residual[:, here] != donor.residual[:, there]).flatten(1).any(1)[asked]
+    logits = recipient.logits.repeat(len(differs), 1)
+    answer = torch.full_like(logits[:, 0], recipient.answer_log_prob)
+    if asked[0] == 0 and differs[0] and _embeds_as_donor(recipient, donor, chosen):
+        differs[0], logits[0], answer[0] = False, donor.logits, donor.answer_log_prob
+    cells = [(layer, donor.residual[layer, there]) for layer, moves in zip(asked, differs, strict=True) if moves]
+    found = drive(causal, decoder, recipient, chosen, cells)
+    logits[differs], answer[differs] = found.logits, found.answer_log_prob
+    return Patched(logits=logits, answer_log_prob=answer)
+
+
+def drive(
+    causal: Any, decoder: Any, recipient: Run, positions: Sequence[int], cells: Sequence[tuple[int, Tensor]]
+) -> Patched:
+    """The recipient's run with other streams at some positions: the growing batch, in passes of bounded memory.
+
+    Args:
+        positions: in ascending order, as `checked` returns them.
+        cells: (l, (len(positions), d_model)): what enters layer l there; layers ascending, any number for each.
+
+    Returns:
+        One row per cell, in their order.
+    """
+    first = positions[0]
+    at = torch.tensor(positions, device=recipient.residual.device) - first
+    logits = recipient.logits.new_empty(len(cells), recipient.logits.shape[-1])
+    answer = logits.new_empty(len(cells))
+    size, done = max(1, MAX_TOKENS // (len(recipient.ids) - first + len(recipient.tail))), 0
+    for chunk in (cells[start : start + size] for start in range(0, len(cells), size)):
+        rows: dict[int, Tensor] = {}
+        for layer in dict.fromkeys(layer for layer, _ in chunk):
+            values = torch.stack([value for index, value in chunk if index == layer])
+            rows[layer] = recipient.stream(layer, first).repeat(len(values), 1, 1)
+            rows[layer][:, at] = values
+        found = _grow(causal, decoder, recipient, first, rows)
+        logits[done : done + len(chunk)] = found[:, 0]
+        answer[done : done + len(chunk)] = _answer_log_probs(found, recipient.answer)
+        done += len(chunk)
+    return Patched(logits=logits, answer_log_prob=answer)
+
+
+def checked(model: Any, recipient: Run, donor: Run, positions: Sequence[int]) -> tuple[Any, Any, list[int]]:
+    """The causal model, its decoder, compared with its own forward once, and the positions in ascending order.
+
+    Raises:
+        SweepError, UnsupportedArchitecture: as `patch`.
+    """
     causal = _causal_lm(model)
     decoder = _decoder(causal)
     chosen = _checked_positions(causal, recipient, donor, positions)
     if decoder not in _proven:
         _prove(causal, decoder, recipient)
-    here, there = (torch.tensor(chosen, device=run.residual.device) - run.start for run in (recipient, donor))
-    first = chosen[0]
-
-    def patched(layer: int) -> Tensor:
-        row = recipient.stream(layer, first)
-        row[here + recipient.start - first] = donor.residual[layer, there]
-        return row
-
-    differs = (recipient.residual[:, here] != donor.residual[:, there]).flatten(1).any(1)
-    logits = recipient.logits.repeat(len(differs), 1)
-    answer = torch.full_like(logits[:, 0], recipient.answer_log_prob)
-    if differs[0] and _embeds_as_donor(recipient, donor, chosen):
-        differs[0], logits[0], answer[0] = False, donor.logits, donor.answer_log_prob
-    layers = differs.nonzero().flatten().tolist()
-    length = len(recipient.ids) - first + len(recipient.tail)
-    for chunk in _chunks(layers, max(1, MAX_TOKENS // length)):
-        found = _grow(causal, decoder, recipient, first, {layer: patched(layer) for layer in chunk})
-        logits[chunk] = found[:, 0]
-        answer[chunk] = _answer_log_probs(found, recipient.answer)
-    return Patched(logits=logits, answer_log_prob=answer)
+    return causal, decoder, chosen
 
 
-def _grow(causal: Any, decoder: Any, recipient: Run, first: int, rows: dict[int, Tensor]) -> Tensor:
-    """Drive a batch through the layers that grows by `rows[l]`, (S, d_model), at the input of layer l.
+def _grow(causal: Any, decoder: Any, recipient: Run, first: int, rows: Mapping[int, Tensor]) -> Tensor:
+    """Drive a batch through the layers that grows by `rows[l]`, (n, S, d_model) or (S, d_model), at layer l's input.
 
     Returns:
-        (len(rows), len(tail) + 1, vocab) float32 logits from the decision position on, rows in the order of layers.
+        (rows in all, len(tail) + 1, vocab) float32 logits from the decision position on, in the order of layers.
     """
     n_layers, end = len(decoder.layers), len(recipient.ids) + len(recipient.tail)
     prefix = SharedPrefix(
@@ -202,7 +250,8 @@ def _grow(causal: Any, decoder: Any, recipient: Run, first: int, rows: dict[int,
     with attending(decoder):
         for index in range(min(rows), n_layers + 1):
             if index in rows:
-                batch = torch.cat([batch, rows[index][None, -batch.shape[1] :]])
+                joining = rows[index].reshape(-1, *rows[index].shape[-2:])
+                batch = torch.cat([batch, joining[:, -batch.shape[1] :]])
             if index < n_layers - 1:
                 batch = decoder.layers[index](batch, **options)
             elif index == n_layers - 1:
@@ -212,7 +261,7 @@ def _grow(causal: Any, decoder: Any, recipient: Run, first: int, rows: dict[int,
 
 def _last_layer(layer: Any, batch: Tensor, kept: int, options: dict[str, Any]) -> Tensor:
     """The last layer, whose MLP is needed at the `kept` last positions only; whole where it is not made as most are."""
-    if {name for name, _ in layer.named_children()} != PRE_NORM_LAYER:
+    if not is_pre_norm(layer):
         return layer(batch, **options)
     attended, _ = layer.self_attn(layer.input_layernorm(batch), **options)
     batch = batch[:, -kept:] + attended[:, -kept:]
@@ -284,22 +333,6 @@ def _is_trained(causal: nn.Module) -> bool | None:
     return next((not layer.disable_adapters for layer in layers), None)
 
 
-@contextmanager
-def _recording(decoder: Any) -> Iterator[list[Tensor]]:
-    """Collect what enters each layer and the final norm; the hooks are gone on leaving, also after an exception."""
-    streams: list[Tensor] = []
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        streams.append(args[0] if args else kwargs["hidden_states"])
-
-    handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in (*decoder.layers, decoder.norm)]
-    try:
-        yield streams
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _answer_log_probs(logits: Tensor, answer: Sequence[int]) -> Tensor:
     """(rows,) log-probability of the answer's tokens, summed, from (rows, len(answer), vocab) logits."""
     target = torch.tensor(answer, device=logits.device).expand(len(logits), -1)[..., None]
@@ -308,7 +341,3 @@ def _answer_log_probs(logits: Tensor, answer: Sequence[int]) -> Tensor:
 
 def _row(ids: Sequence[int], causal: Any) -> Tensor:
     return torch.tensor([list(ids)], device=causal.device)
-
-
-def _chunks(items: list[int], size: int) -> Iterator[list[int]]:
-    return (items[at : at + size] for at in range(0, len(items), size))

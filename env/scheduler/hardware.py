@@ -59,6 +59,8 @@ from typing import Any
 from env.scheduler.graph import Graph, Hardware
 
 DIFFICULTIES = ("easy", "medium", "hard", "expert")
+HARDWARE = ("published", "bandwidth_bound")
+"""Families of machines that agents are trained on."""
 ACCELERATOR_FUSION = 8
 
 
@@ -113,6 +115,24 @@ def preset(name: str, graph: Graph) -> Graph:
         ValueError: if there is no preset of that name.
     """
     return replace(graph, hardware=find_preset(name).hardware(max(graph.sizes)))
+
+
+def on(hardware: str, graph: Graph) -> Graph:
+    """A graph of a published machine on the machine of the same difficulty in a family: the graph itself for
+    `published`, less bandwidth for `bandwidth_bound`.
+
+    Raises:
+        ValueError: if the family is none of `HARDWARE`, or the graph is on no published machine.
+    """
+    if hardware not in HARDWARE:
+        raise ValueError(f"hardware: expected one of {', '.join(HARDWARE)}, found {hardware!r}")
+    if hardware == "published":
+        return graph
+    largest = max(graph.sizes)
+    for difficulty in DIFFICULTIES:
+        if find_preset(difficulty).hardware(largest) == graph.hardware:
+            return preset(f"{difficulty}_{hardware}", graph)
+    raise ValueError(f"graph {graph.id}: expected one on a published machine, found {graph.hardware}")
 
 
 def _load() -> Mapping[str, Preset]:

@@ -30,13 +30,14 @@ from transformers import TrainerCallback
 from trl import DPOConfig
 
 from env.scheduler import TASKS
+from env.scheduler.hardware import HARDWARE
 from env.training.actor import Actor
 from env.training.audit import audit
-from env.training.curriculum import HARDWARE, Curriculum
+from env.training.curriculum import Curriculum
 from env.training.preference_trainer import PreferenceTrainer
 from env.training.rollouts import Recipe, Rollouts
 from env.training.scoring import LOOKAHEADS, TEACHERS
-from env.training.store import TrainingError, last_whole_checkpoint, lora_config, store_adapter
+from env.training.store import TrainingError, last_whole_checkpoint, lora_config, store_adapter, trained_on
 from interp.base_models import BUILT_IN, BaseModelError, ResolvedBase, files_sha256, find_base, load_base
 
 WARM_UP = 5  # optimizer steps
@@ -75,6 +76,7 @@ class Keeper(TrainerCallback):
                 hardware=self.options.hardware,
                 audit=self.start["audit"],
                 training={**self.start["training"], "episodes_done": done},
+                graphs=[*self.start["graphs"], *(json.loads(line)["graph"] for line in self.log.open())],
             )
 
 
@@ -122,6 +124,7 @@ def train(options: argparse.Namespace) -> None:
                 **{name: getattr(options, name) for name in ("group", "learning_rate", "beta", "imitation", "rank")},
                 "init": init,
             },
+            "graphs": sorted(trained_on(Path(options.init))) if options.init else [],
         }
         start_file.write_text(json.dumps(start, indent=1) + "\n")
     model, tokenizer = load_base(base, dtype="bfloat16")

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from env.scheduler import TASKS, Graph, load_task
-from env.scheduler.hardware import DIFFICULTIES, find_preset, preset
+from env.scheduler.hardware import on
 from env.scheduler.topologies import curriculum_graph
 
-HARDWARE = ("published", "bandwidth_bound")
 RANDOM_SHARE = 0.6
 LEVELS = (0.2, 0.8)
 SAMPLE = 48
@@ -58,21 +57,3 @@ class Curriculum:
         other = replace(self, seed=self.seed + SEED_OFFSET)
         numbers = np.linspace(0, self.episodes - 1, count).round().astype(int)
         return [other.graph(int(number))[0] for number in numbers]
-
-
-def on(hardware: str, graph: Graph) -> Graph:
-    """A graph of the published environment on the machines asked for.
-
-    Raises:
-        ValueError: if the hardware is unknown, or the graph is on no published machine.
-    """
-    if hardware not in HARDWARE:
-        raise ValueError(f"hardware: expected one of {', '.join(HARDWARE)}, found {hardware!r}")
-    if hardware == "published":
-        return graph
-    largest = max(graph.sizes)
-    for difficulty in DIFFICULTIES:
-        if find_preset(difficulty).hardware(largest) == graph.hardware:
-            moved = preset(f"{difficulty}_{hardware}", graph)
-            return replace(moved, id=f"{graph.id}-{hardware}")
-    raise ValueError(f"graph {graph.id}: expected one on a published machine, found {graph.hardware}")

@@ -29,15 +29,16 @@ from tqdm import tqdm
 
 from env.scheduler import TASKS, Action, Graph, SchedulerEnv, load_task
 from env.scheduler.cost import TILES
+from env.scheduler.hardware import on
 from env.scheduler.policies import greedy
 from env.scheduler.prompts import messages
 from env.scheduler.topologies import curriculum_graph
 from env.scheduler.values import ValueTable
-from env.training.curriculum import LEVELS, on
+from env.training.curriculum import LEVELS
 from env.training.evaluate_report import plot, summarise, table
 from env.training.play import Answers, Game, play
 from env.training.scoring import Heuristic, Planner, Teacher
-from env.training.store import TrainingError
+from env.training.store import TrainingError, trained_on
 from interp.answers import answer
 from interp.base_models import BaseModelError
 from interp.figures import save
@@ -133,7 +134,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     start = time.monotonic()
     records = {folder: _record(folder) for folder in options.adapter}
     hardware = _one_hardware(records)
-    seen = set().union(*(_seen(folder) for folder in options.adapter))
+    seen = set().union(*map(trained_on, options.adapter))
     graphs = [(task, on(hardware, load_task(task))) for task in TASKS]
     graphs += unseen_graphs(options.graphs, options.seed, hardware, options.largest, seen)
     sources, played = [source for source, _ in graphs], [graph for _, graph in graphs]
@@ -198,16 +199,6 @@ def _one_hardware(records: dict[Path, dict[str, Any]]) -> str:
     if len(found) > 1:
         raise TrainingError(f"--adapter: expected adapters trained on the same hardware, found {', '.join(found)}")
     return found.pop()
-
-
-def _seen(folder: Path) -> set[str]:
-    """Fingerprints of the graphs that an adapter was trained on: in its own folder, or in its run's log above it."""
-    listed, log = folder / "graphs.txt", folder.resolve().parent / "training.jsonl"
-    if listed.exists():
-        return set(listed.read_text().split())
-    if not log.exists():
-        raise TrainingError(f"{log}: expected the log of the run that made {folder.name}, found none")
-    return {json.loads(line)["graph"] for line in log.read_text().splitlines()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -168,9 +168,14 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     seen = {sample.graph for sample in samples} | earlier.graphs
     training = {"teacher": "heuristic", "runs": [*earlier.runs, _run(options)]}
     write_adapter(
-        adapted, options.out, base, hardware="published", audit=audit(_graphs(options.seed)), training=training
+        adapted,
+        options.out,
+        base,
+        hardware="published",
+        audit=audit(_graphs(options.seed)),
+        training=training,
+        graphs=seen,
     )
-    (options.out / "graphs.txt").write_text("".join(f"{graph}\n" for graph in sorted(seen)))
     measured = measure_held_out(options.out, base=options.base, seed=options.seed, seen=seen, quiet=options.quiet)
     (options.out / "held_out.json").write_text(json.dumps(measured, indent=1) + "\n")
     shutil.rmtree(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from env.scheduler.prompts import SYSTEM_PROMPT
 from interp.base_models import ResolvedBase
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+GRAPHS = "graphs.txt"
 
 
 class TrainingError(ValueError):
@@ -36,13 +38,14 @@ def store_adapter(
     hardware: str,
     audit: Mapping[str, Any],
     training: Mapping[str, Any],
+    graphs: Iterable[str],
 ) -> None:
     """Write an adapter folder; it appears when it is whole, and takes the place of an older one. The arguments are
     those of `write_adapter`."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    write_adapter(model, partial, base, hardware=hardware, audit=audit, training=training)
+    write_adapter(model, partial, base, hardware=hardware, audit=audit, training=training, graphs=graphs)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
 
@@ -55,6 +58,7 @@ def write_adapter(
     hardware: str,
     audit: Mapping[str, Any],
     training: Mapping[str, Any],
+    graphs: Iterable[str],
 ) -> None:
     """Write the adapter `default` of a model into a folder that is there. The model is left as it is.
 
@@ -62,6 +66,7 @@ def write_adapter(
         hardware: `published` or `bandwidth_bound`.
         audit: what retention is worth in the environment that it was trained in (`env.training.audit`).
         training: how it was trained.
+        graphs: fingerprints of the graphs that it was trained on.
     """
     config = copy.copy(model.peft_config["default"])
     config.base_model_name_or_path = base.name
@@ -80,6 +85,19 @@ def write_adapter(
         "training": training,
     }
     (folder / "workbench.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / GRAPHS).write_text("".join(f"{graph}\n" for graph in sorted(set(graphs))))
+
+
+def trained_on(folder: Path) -> set[str]:
+    """Fingerprints of the graphs that a stored adapter was trained on.
+
+    Raises:
+        TrainingError: if there is no list of them.
+    """
+    try:
+        return set((folder / GRAPHS).read_text().split())
+    except OSError as error:
+        raise TrainingError(f"{folder / GRAPHS}: expected the graphs that it was trained on, found {error}") from None
 
 
 def last_whole_checkpoint(work: Path) -> str | None:

@@ -14,16 +14,17 @@ import torch
 from counterfactuals import CounterfactualPair, write_pairs
 from interp import patching
 from interp.flip import MODELS, RECOVERY_EPS, SWEEPS, positions_of
-from interp.patching import COLUMNS, main, measure, measure_pair
+from interp.patching import COLUMNS, Task, main, measure, measure_pair
 from interp.patching_report import plot
+from interp.run_record import _content_key
 from interp.subject import Subject
 from interp.tokens import encode_pair, encode_pairs
 from tests.interp.tiny import save_adapter, tiny_pair_folders
 
 LAYERS = 4
 FILES = {
-    "results.parquet", "summary.json", "patching.pdf", "patching.png", "pairs.jsonl", "tokens.parquet", "run.json",
-    "results.partial",
+    "results.parquet", "summary.json", "pairs.jsonl", "tokens.parquet", "run.json", "results.partial",
+    *(f"{name}.{kind}" for name in ("patching", "components", "controls", "attribution") for kind in ("pdf", "png")),
 }  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def pair_file(tmp_path):
 def cells(frame, model, direction, position, metric="logit_difference"):
     """(layers,) values of one curve, lowest layer first."""
     keys = {"model": model, "direction": direction, "position": position, "metric": metric}
-    rows = frame[(frame[list(keys)] == pd.Series(keys)).all(axis=1)]
+    rows = frame[(frame[list(keys)] == pd.Series(keys)).all(axis=1) & frame["component"].isin(["residual", "none"])]
     return rows.sort_values("layer")["value"].to_numpy()
 
 
@@ -86,7 +87,8 @@ def baseline(frame, model, side, metric="logit_difference"):
 def test_the_frame_is_tidy(frame):
     assert tuple(frame.columns) == COLUMNS
     assert not frame.duplicated(list(COLUMNS[:-1])).any()
-    assert len(frame) == 2 * 2 * 5 + (2 * len(SWEEPS) - 1) * (LAYERS + 1) * 6
+    sweeps = 2 * len(SWEEPS) - 1
+    assert len(frame) == 2 * 2 * 5 + sweeps * (LAYERS + 1) * 6 + 2 * 2 * LAYERS * 6 + 1  # components, and a fact
     assert np.isfinite(frame["value"]).all()
     assert set(frame.loc[frame["position"] == "none", "layer"]) == {-1}
     assert set(frame.loc[frame["position"] != "none", "layer"]) == set(range(LAYERS + 1))
@@ -273,6 +275,8 @@ def test_quiet_is_quiet(folders, pair_file, tmp_path, capsys):
         "--out",
         str(tmp_path / "r"),
         "--quiet",
+        "--control-pairs",
+        "0",
     ]
     assert main(argv) == 0
     assert capsys.readouterr() == ("", "")
@@ -282,11 +286,22 @@ def test_every_adapter_has_a_folder(folders, pair_file, tmp_path):
     other = save_adapter(tmp_path / "other", folders[1], seed=3)
     out = tmp_path / "r"
     argv = ["--adapter", str(folders[0]), str(other), "--pairs", str(pair_file), "--limit", "1", "--out", str(out)]
-    assert main([*argv, "--quiet"]) == 0
+    assert main([*argv, "--quiet", "--control-pairs", "0"]) == 0
     one, two = (pd.read_parquet(out / name / "patching" / "results.parquet") for name in ("adapter", "other"))
     same = one["value"] == two["value"]
     assert same[(one["model"] == "base") & (one["direction"] != "cross")].all()
-    assert not same[(one["model"] == "trained") & (one["metric"] == "logit_difference")].any()
+    own = (one["model"] == "trained") & (one["position"] == "none")
+    assert not same[own & (one["metric"] == "logit_difference")].any()
+    series = out / "adapter-other" / "patching_growth"
+    assert {path.name for path in series.iterdir()} == {
+        "results.parquet", "summary.json", "run.json", "patching_growth.pdf", "patching_growth.png",
+    }  # fmt: skip
+    grown = pd.read_parquet(series / "results.parquet")
+    assert grown["adapter"].unique().tolist() == ["adapter", "other"]
+    effect = grown[(grown["adapter"] == "other") & (grown["model"] == "trained") & (grown["quantity"] == "effect")]
+    assert effect["estimate"].item() == pytest.approx(baseline(two, "trained", "a") - baseline(two, "trained", "b"))
+    assert main([*argv, "--quiet", "--control-pairs", "0", "--resume", "--series", "both"]) == 0
+    assert (out / "both" / "patching_growth" / "run.json").exists()
 
 
 def interrupt_after(monkeypatch, count):
@@ -306,7 +321,8 @@ def interrupt_after(monkeypatch, count):
 
 def test_an_interrupted_run_is_continued(folders, pair_file, tmp_path, monkeypatch, capsys):
     def argv(out, *more):
-        return ["--adapter", str(folders[0]), "--pairs", str(pair_file), "--out", str(tmp_path / out), "--quiet", *more]
+        plain = ["--pairs", str(pair_file), "--out", str(tmp_path / out), "--quiet", "--control-pairs", "0"]
+        return ["--adapter", str(folders[0]), *plain, *more]
 
     assert main(argv("whole")) == 0
     with monkeypatch.context() as patched:
@@ -329,7 +345,8 @@ def test_an_interrupted_run_is_continued(folders, pair_file, tmp_path, monkeypat
 
 def test_a_resumed_run_takes_no_pair_that_has_changed(folders, tmp_path, monkeypatch):
     file, out = tmp_path / "pairs.jsonl", tmp_path / "r"
-    argv = ["--adapter", str(folders[0]), "--pairs", str(file), "--out", str(out), "--quiet"]
+    plain = ["--pairs", str(file), "--out", str(out), "--quiet", "--control-pairs", "0"]
+    argv = ["--adapter", str(folders[0]), *plain]
     write_pairs([make_pair(1), make_pair(2)], file)
     assert main(argv) == 0
     write_pairs([make_pair(1), make_pair(2, values=("3", "0"))], file)
@@ -383,7 +400,10 @@ def test_a_folder_without_an_adapter_is_named(tmp_path, pair_file, capsys):
 def test_it_runs_as_a_command(folders, pair_file, tmp_path):
     command = [sys.executable, "-m", "interp.patching", "--adapter", str(folders[0]), "--pairs", str(pair_file)]
     done = subprocess.run(
-        [*command, "--limit", "1", "--out", str(tmp_path / "r"), "--quiet"], capture_output=True, text=True, check=False
+        [*command, "--limit", "1", "--out", str(tmp_path / "r"), "--quiet", "--control-pairs", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "r" / "adapter" / "patching" / "run.json").exists()
@@ -394,3 +414,39 @@ def test_pairs_of_another_kind_are_kept_apart(subject):
     encoded, _ = encode_pairs(subject.tokenizer, pairs)
     summary = patching.summarise(measure(subject, encoded))
     assert {kind: found["pairs"] for kind, found in summary["kinds"].items()} == {"future_uses": 1, "other_key": 1}
+
+
+def test_a_kept_result_is_of_what_was_asked_for(pair):
+    plain = Task.of(pair)
+    others = [Task.of(pair, thorough=True), Task.of(pair, components=("residual",)), Task.of(pair, seed=1)]
+    assert len({_content_key(task) for task in [plain, *others]}) == 4
+    assert _content_key(Task.of(pair)) == _content_key(plain)
+
+
+def test_controls_are_for_the_first_pairs_of_the_main_kind(subject):
+    encoded, _ = encode_pairs(
+        subject.tokenizer, [make_pair(0), make_pair(1, kind="other_key"), make_pair(2), make_pair(4)]
+    )
+    tasks = patching._tasks(encoded, ["heads"], ["between"], 2, 0)
+    assert [task.thorough for task in tasks] == [True, False, True, False]
+    assert tasks[0].components == ("residual", "heads")
+    assert tasks[0].positions == ("value", "between", "decision")
+    assert tasks[0].donor_a in {p.ids_a for p in encoded if p.group != "g0"}
+
+
+def test_a_thorough_pair_has_every_part(subject, pair):
+    frame = measure(subject, [pair], control_pairs=1)
+    plain = measure(subject, [pair])
+    keys = list(COLUMNS[:-1])
+    assert not frame.duplicated(keys).any()
+    both = plain.merge(frame, on=keys, suffixes=("_plain", "_thorough"))
+    assert len(both) == len(plain)
+    np.testing.assert_array_equal(both["value_plain"], both["value_thorough"])
+    exact = frame[(frame["direction"] == "denoise") & (frame["metric"] == "logit_difference")]
+    measured = set(exact[["component", "position"]].itertuples(index=False, name=None))
+    assert measured == {
+        ("residual", "value"), ("residual", "between"), ("residual", "decision"), ("attention", "value"),
+        ("attention", "decision"), ("mlp", "value"), ("mlp", "decision"), ("heads", "decision"),
+    }  # fmt: skip
+    assert {"self", "everything", "other_position", "lora_span"} <= set(frame["direction"])
+    assert {"zero_b", "random_b"} <= set(frame["model"])

@@ -1,15 +1,13 @@
 """Evaluation: games against plain episodes, the numbers of known policies, and a whole call on a tiny model."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from env.scheduler import Action, SchedulerEnv, load_task
+from env.scheduler.hardware import on
 from env.scheduler.planner import plan, retain_values
 from env.scheduler.values import ValueTable
-from env.training.curriculum import on
 from env.training.evaluate import fixed_policies, main, rows_of, unseen_graphs
 from env.training.evaluate_report import summarise, table
 from env.training.play import play
@@ -112,12 +110,13 @@ def test_a_call_from_adapter_to_figure_and_again_from_what_is_left(tmp_path, cap
     base = save_base(tmp_path / "base", max_position_embeddings=4096)
     model = get_peft_model(tiny_model(max_position_embeddings=4096), lora_config(2))
     folder = tmp_path / "run" / "ep004"
-    store_adapter(model, folder, find_base(str(base)), hardware="published", audit={}, training={})
+    store_adapter(model, folder, find_base(str(base)), hardware="published", audit={}, training={}, graphs=["0" * 16])
     arguments = ["--adapter", str(folder), "--base", str(base), "--graphs", "6", "--largest", "8",
                  "--out", str(tmp_path / "out"), "--dtype", "float32"]  # fmt: skip
+    (folder / "graphs.txt").rename(folder / "elsewhere.txt")
     assert main([*arguments, "--quiet"]) == 2
-    assert "expected the log of the run that made ep004, found none" in capsys.readouterr().err
-    (tmp_path / "run" / "training.jsonl").write_text(json.dumps({"graph": "0" * 16}) + "\n")
+    assert "expected the graphs that it was trained on, found" in capsys.readouterr().err
+    (folder / "elsewhere.txt").rename(folder / "graphs.txt")
     assert main([*arguments, "--quiet"]) == 0
     first = pd.read_parquet(tmp_path / "out" / "results.parquet")
     assert set(first["policy"]) >= {"ep004", "base model", "planner", "greedy", "no fuse, 32, nothing"}

@@ -11,11 +11,12 @@ from peft import get_peft_model
 from env.scheduler import TASKS, SchedulerEnv, generate_graph, load_task, parse_action
 from env.scheduler.action import Action
 from env.scheduler.cost import TILES
+from env.scheduler.hardware import on
 from env.scheduler.policies import heuristic
 from env.scheduler.prompts import messages
 from env.training.actions import MOST_LISTED, ActionTokens, Branch, listable
 from env.training.actor import Actor
-from env.training.curriculum import Curriculum, on
+from env.training.curriculum import Curriculum
 from env.training.packing import Tree, log_probs, shared_length
 from env.training.rollouts import Recipe, Rollouts, preferences
 from env.training.sampling import TEMPERATURES, sample

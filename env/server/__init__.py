@@ -1,0 +1,1 @@
+"""The environments as a service: HTTP, WebSocket, OpenEnv, and a page to watch an episode."""
