@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from env.scheduler.graph import Graph, GraphError
 from env.scheduler.rules import RULES
 from env.scheduler.scheduler import SchedulerEnv
-from env.server.view import view, worth
+from env.scheduler.view import view, worth
 
 FORMAT = "scheduler-replay-1"
 DONE, BAD_INPUT = 0, 2

@@ -27,9 +27,9 @@ from env.scheduler.planner import best_action
 from env.scheduler.policies import greedy, heuristic, naive
 from env.scheduler.replay import Replay
 from env.scheduler.rules import DOCUMENTED
+from env.scheduler.view import value_table, view, why_no_planner, worth
 from env.server.errors import ServiceError
 from env.server.requests import GraphModel, ResetRequest, read
-from env.server.view import value_table, view, why_no_planner, worth
 
 
 class Episode(ABC):

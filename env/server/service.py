@@ -33,7 +33,7 @@ class Service:
 
     A step of an environment takes microseconds and is taken in the event loop, so that it is never half done. The
     planner and a model work in threads of their own, on a copy of the episode, for a bounded time. A thread cannot be
-    stopped: what bounds the planner's work is `planned.MOST_PLANNER_WORK`; the time bounds how long a client waits.
+    stopped: `planner_work.MOST_PLANNER_WORK` bounds the planner's work; the time bounds how long a client waits.
 
     Args:
         answer: plays for "adapter" in `suggest`.

@@ -27,9 +27,9 @@ from env.scheduler import (
 from env.scheduler.planner import plan
 from env.scheduler.policies import greedy, heuristic, naive
 from env.scheduler.replay import Replay
+from env.scheduler.view import view, worth
 from env.server.app import create_application
 from env.server.errors import ServiceError
-from env.server.view import view, worth
 from tests.server.serving import known_episode
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from env.scheduler import Graph, SchedulerEnv, curriculum_graph, load_task, preset
 from env.scheduler.action import Action
 from env.scheduler.planner import best_action, best_latency, plan
+from env.scheduler.planner_work import MOST_PLANNER_WORK, planner_work
 from env.scheduler.values import ValueTable
-from env.server.planned import MOST_PLANNER_WORK, planner_work
 
 
 @pytest.mark.parametrize("machine", ["hard", "expert_bandwidth_bound"])

@@ -8,10 +8,10 @@ from typing import Any
 from env.scheduler.boundary import PlannerError
 from env.scheduler.graph import Graph
 from env.scheduler.planner import best_latency, plan, retain_values
+from env.scheduler.planner_work import MOST_PLANNER_WORK, planner_work
 from env.scheduler.rules import DOCUMENTED, calibrated
 from env.scheduler.scheduler import SchedulerEnv
 from env.scheduler.values import ValueTable
-from env.server.planned import MOST_PLANNER_WORK, planner_work
 
 
 def view(env: SchedulerEnv) -> dict[str, Any]:

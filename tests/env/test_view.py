@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from env.scheduler import Graph, Hardware, Node, SchedulerEnv, curriculum_graph, generate_graph, load_task, preset
+from env.scheduler import view as module
 from env.scheduler.planner import plan
 from env.scheduler.policies import greedy, heuristic
-from env.server import view as module
-from env.server.view import optimum, view, worth
+from env.scheduler.view import optimum, view, worth
 
 
 def played(env, policy):
