@@ -13,9 +13,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from counterfactuals.pair import Message, PairError, _checked_messages, _expect, _numbered_lines, _shown
-
-Span = tuple[int, int]
+from counterfactuals.records import (
+    Message,
+    Span,
+    checked_messages,
+    checked_spans,
+    expect,
+    fields_of,
+    read_records,
+    write_records,
+)
 
 
 @dataclass(frozen=True)
@@ -53,13 +60,13 @@ class Decision:
     def __post_init__(self) -> None:
         for name in ("id", "environment", "group", "action"):
             value = getattr(self, name)
-            _expect(isinstance(value, str) and value != "", name, "a string that is not empty", value)
-        object.__setattr__(self, "messages", _checked_messages("messages", self.messages))
-        object.__setattr__(self, "slots", _checked_spans("slots", self.slots, len(self.action)))
-        object.__setattr__(self, "spans", _checked_spans("spans", self.spans, len(self.user)))
+            expect(isinstance(value, str) and value != "", name, "a string that is not empty", value)
+        object.__setattr__(self, "messages", checked_messages("messages", self.messages))
+        object.__setattr__(self, "slots", checked_spans("slots", self.slots, len(self.action), "the action"))
+        object.__setattr__(self, "spans", checked_spans("spans", self.spans, len(self.user), "the user message"))
         object.__setattr__(self, "choices", self._checked_choices())
         for name in ("labels", "meta"):
-            _expect(isinstance(getattr(self, name), Mapping), name, "an object", getattr(self, name))
+            expect(isinstance(getattr(self, name), Mapping), name, "an object", getattr(self, name))
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @property
@@ -93,37 +100,22 @@ class Decision:
         Raises:
             PairError: if the line is not a JSON object with exactly the fields of a decision (`meta` may be missing).
         """
-        try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise PairError(f"expected one JSON object, found text that is not JSON ({error})") from None
-        if not isinstance(record, dict):
-            raise PairError(f"expected one JSON object, found {_shown(record)}")
-        known = {f.name for f in fields(cls)}
-        if missing := sorted(known - {"meta"} - record.keys()):
-            raise PairError(f"expected the field(s) {', '.join(missing)}, found only {', '.join(sorted(record))}")
-        if unknown := sorted(record.keys() - known):
-            raise PairError(f"expected only the fields {', '.join(sorted(known))}, found also {', '.join(unknown)}")
-        return cls(**record)
+        return cls(**fields_of(line, cls))
 
     def _checked_choices(self) -> Mapping[str, tuple[str, ...]]:
         found = self.choices
-        _expect(isinstance(found, Mapping) and set(found) == set(self.slots), "choices", "one entry per slot", found)
+        expect(isinstance(found, Mapping) and set(found) == set(self.slots), "choices", "one entry per slot", found)
         for slot, texts in found.items():
             listed = isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts)
             name = f"choices.{slot}"
-            _expect(listed and len(set(texts)) == len(texts), name, "a list of different texts", texts)
-            _expect(self.slot_text(slot) in texts, name, f"the action's own {self.slot_text(slot)!r} among them", texts)
+            expect(listed and len(set(texts)) == len(texts), name, "a list of different texts", texts)
+            expect(self.slot_text(slot) in texts, name, f"the action's own {self.slot_text(slot)!r} among them", texts)
         return MappingProxyType({slot: tuple(texts) for slot, texts in found.items()})
 
 
 def write_decisions(decisions: Iterable[Decision], path: str | Path) -> None:
     """Write a decision file (JSONL) in one piece: the file appears whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(decision.to_json() + "\n" for decision in decisions), encoding="utf-8")
-    partial.replace(path)
+    write_records(decisions, path)
 
 
 def read_decisions(path: str | Path) -> list[Decision]:
@@ -133,32 +125,4 @@ def read_decisions(path: str | Path) -> list[Decision]:
         PairError: naming the file and every broken line, or if the file holds no decision or an id twice.
         OSError: if the file cannot be read.
     """
-    path = Path(path)
-    decisions: dict[str, Decision] = {}
-    problems: list[str] = []
-    for number, line in _numbered_lines(path):
-        try:
-            decision = Decision.from_json(line)
-        except PairError as error:
-            problems.append(f"{path}:{number}: {error}")
-            continue
-        if decision.id in decisions:
-            problems.append(f"{path}:{number}: id: expected an id used once, found {decision.id!r} again")
-        decisions[decision.id] = decision
-    if problems:
-        raise PairError("\n".join(problems))
-    if not decisions:
-        raise PairError(f"{path}: expected at least one decision, found none")
-    return list(decisions.values())
-
-
-def _checked_spans(field_name: str, spans: Any, length: int) -> Mapping[str, Span]:
-    _expect(isinstance(spans, Mapping), field_name, "an object", spans)
-    checked = {}
-    for name, span in spans.items():
-        is_pair = isinstance(span, (list, tuple)) and len(span) == 2 and all(type(edge) is int for edge in span)
-        _expect(is_pair, f"{field_name}.{name}", "[start, end]", span)
-        start, end = span
-        _expect(0 <= start < end <= length, f"{field_name}.{name}", f"0 <= start < end <= {length}", span)
-        checked[name] = (start, end)
-    return MappingProxyType(checked)
+    return read_records(path, Decision.from_json, "decision")
