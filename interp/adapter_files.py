@@ -45,7 +45,7 @@ def read_adapter(folder: str | Path) -> AdapterFiles:
     """
     folder = Path(folder)
     config_file = folder / "adapter_config.json"
-    config = _checked_config(config_file)
+    config = read_config(config_file)
     weights_file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if weights_file is None:
         raise SubjectError(f"{folder}: expected the adapter's weights ({' or '.join(WEIGHT_FILES)}), found neither")
@@ -56,7 +56,7 @@ def read_adapter(folder: str | Path) -> AdapterFiles:
     return AdapterFiles(folder, config_file, weights_file, config, weights)
 
 
-def _checked_config(file: Path) -> LoraConfig:
+def read_config(file: Path) -> LoraConfig:
     record = read_json(file, "the configuration of a PEFT adapter")
     if record.get("peft_type") != "LORA":
         raise SubjectError(f"{file}: peft_type: expected LORA, found {record.get('peft_type')!r}")

@@ -21,7 +21,7 @@ from peft.utils.other import get_pattern_key
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from interp.adapter_files import WEIGHT_FILES, SubjectError, _checked_config
+from interp.adapter_files import WEIGHT_FILES, SubjectError, read_config
 from interp.base_models import files_sha256
 
 PREFIX = "base_model.model."
@@ -89,7 +89,7 @@ class LoraFiles:
         """
         folder = Path(folder)
         config_file = folder / "adapter_config.json"
-        config = _checked_config(config_file)
+        config = read_config(config_file)
         _refuse_other_deltas(config_file, config)
         file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
         if file is None:

@@ -37,7 +37,14 @@ from env.training.curriculum import Curriculum
 from env.training.preference_trainer import PreferenceTrainer
 from env.training.rollouts import Recipe, Rollouts
 from env.training.scoring import LOOKAHEADS, TEACHERS
-from env.training.store import TrainingError, last_whole_checkpoint, lora_config, store_adapter, trained_on
+from env.training.store import (
+    Provenance,
+    TrainingError,
+    last_whole_checkpoint,
+    lora_config,
+    store_adapter,
+    trained_on,
+)
 from interp.base_models import BUILT_IN, BaseModelError, ResolvedBase, files_sha256, find_base, load_base
 
 WARM_UP = 5  # optimizer steps
@@ -69,15 +76,15 @@ class Keeper(TrainerCallback):
                 log.write(json.dumps({"step": state.global_step, **record, "seconds": seconds}) + "\n")
         done = group.stop
         if done % self.options.save_every == 0 or done == self.options.episodes:
-            store_adapter(
-                self.trainer.model,
-                self.options.out / f"ep{done:03d}",
+            seen = [json.loads(line)["graph"] for line in self.log.read_text().splitlines()]
+            provenance = Provenance(
                 self.base,
-                hardware=self.options.hardware,
-                audit=self.start["audit"],
-                training={**self.start["training"], "episodes_done": done},
-                graphs=[*self.start["graphs"], *(json.loads(line)["graph"] for line in self.log.open())],
+                self.options.hardware,
+                self.start["audit"],
+                {**self.start["training"], "episodes_done": done},
+                [*self.start["graphs"], *seen],
             )
+            store_adapter(self.trainer.model, self.options.out / f"ep{done:03d}", provenance)
 
 
 def groups_of(episodes: int, size: int, save_every: int) -> list[range]:

@@ -34,7 +34,7 @@ from env.training.audit import audit
 from env.training.curriculum import SAMPLE, SEED_OFFSET
 from env.training.held_out import measure_held_out
 from env.training.samples import BATCH_UNIT, IGNORED, Sample, batches, encode
-from env.training.store import TrainingError, last_whole_checkpoint, lora_config, write_adapter
+from env.training.store import Provenance, TrainingError, last_whole_checkpoint, lora_config, write_adapter
 from interp.base_models import BUILT_IN, BaseModelError, find_base, load_base
 
 WARM_UP = 10
@@ -167,15 +167,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=last_whole_checkpoint(work))
     seen = {sample.graph for sample in samples} | earlier.graphs
     training = {"teacher": "heuristic", "runs": [*earlier.runs, _run(options)]}
-    write_adapter(
-        adapted,
-        options.out,
-        base,
-        hardware="published",
-        audit=audit(_graphs(options.seed)),
-        training=training,
-        graphs=seen,
-    )
+    write_adapter(adapted, options.out, Provenance(base, "published", audit(_graphs(options.seed)), training, seen))
     measured = measure_held_out(options.out, base=options.base, seed=options.seed, seen=seen, quiet=options.quiet)
     (options.out / "held_out.json").write_text(json.dumps(measured, indent=1) + "\n")
     shutil.rmtree(work)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,46 +31,39 @@ def lora_config(rank: int) -> LoraConfig:
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS, task_type="CAUSAL_LM")
 
 
-def store_adapter(
-    model: PeftModel,
-    folder: Path,
-    base: ResolvedBase,
-    *,
-    hardware: str,
-    audit: Mapping[str, Any],
-    training: Mapping[str, Any],
-    graphs: Iterable[str],
-) -> None:
-    """Write an adapter folder; it appears when it is whole, and takes the place of an older one. The arguments are
-    those of `write_adapter`."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    write_adapter(model, partial, base, hardware=hardware, audit=audit, training=training, graphs=graphs)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+@dataclass(frozen=True)
+class Provenance:
+    """Where an adapter comes from, stored beside it.
 
-
-def write_adapter(
-    model: PeftModel,
-    folder: Path,
-    base: ResolvedBase,
-    *,
-    hardware: str,
-    audit: Mapping[str, Any],
-    training: Mapping[str, Any],
-    graphs: Iterable[str],
-) -> None:
-    """Write the adapter `default` of a model into a folder that is there. The model is left as it is.
-
-    Args:
+    Attributes:
+        base: the model that it belongs to.
         hardware: `published` or `bandwidth_bound`.
         audit: what retention is worth in the environment that it was trained in (`env.training.audit`).
         training: how it was trained.
         graphs: fingerprints of the graphs that it was trained on.
     """
+
+    base: ResolvedBase
+    hardware: str
+    audit: Mapping[str, Any]
+    training: Mapping[str, Any]
+    graphs: Collection[str]
+
+
+def store_adapter(model: PeftModel, folder: Path, provenance: Provenance) -> None:
+    """Write an adapter folder; it appears when it is whole, and takes the place of an older one."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write_adapter(model, partial, provenance)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def write_adapter(model: PeftModel, folder: Path, provenance: Provenance) -> None:
+    """Write the adapter `default` of a model into a folder that is there. The model is left as it is."""
     config = copy.copy(model.peft_config["default"])
-    config.base_model_name_or_path = base.name
+    config.base_model_name_or_path = provenance.base.name
     config.inference_mode = True
     config.save_pretrained(folder)
     weights = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
@@ -78,14 +72,14 @@ def write_adapter(
     record = {
         "environment": "scheduler",
         "rules": "documented",
-        "hardware": hardware,
+        "hardware": provenance.hardware,
         "system": SYSTEM_PROMPT,
-        "base": base.identity(),
-        "audit": audit,
-        "training": training,
+        "base": provenance.base.identity(),
+        "audit": provenance.audit,
+        "training": provenance.training,
     }
     (folder / "workbench.json").write_text(json.dumps(record, indent=1) + "\n")
-    (folder / GRAPHS).write_text("".join(f"{graph}\n" for graph in sorted(set(graphs))))
+    (folder / GRAPHS).write_text("".join(f"{graph}\n" for graph in sorted(set(provenance.graphs))))
 
 
 def trained_on(folder: Path) -> set[str]:

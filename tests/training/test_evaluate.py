@@ -11,7 +11,7 @@ from env.scheduler.values import ValueTable
 from env.training.evaluate import fixed_policies, main, rows_of, unseen_graphs
 from env.training.evaluate_report import summarise, table
 from env.training.play import play
-from env.training.store import lora_config, store_adapter
+from env.training.store import Provenance, lora_config, store_adapter
 from interp.base_models import find_base
 from tests.interp.tiny import save_base, tiny_model
 
@@ -110,7 +110,7 @@ def test_a_call_from_adapter_to_figure_and_again_from_what_is_left(tmp_path, cap
     base = save_base(tmp_path / "base", max_position_embeddings=4096)
     model = get_peft_model(tiny_model(max_position_embeddings=4096), lora_config(2))
     folder = tmp_path / "run" / "ep004"
-    store_adapter(model, folder, find_base(str(base)), hardware="published", audit={}, training={}, graphs=["0" * 16])
+    store_adapter(model, folder, Provenance(find_base(str(base)), "published", {}, {}, ["0" * 16]))
     arguments = ["--adapter", str(folder), "--base", str(base), "--graphs", "6", "--largest", "8",
                  "--out", str(tmp_path / "out"), "--dtype", "float32"]  # fmt: skip
     (folder / "graphs.txt").rename(folder / "elsewhere.txt")
