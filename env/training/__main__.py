@@ -35,7 +35,7 @@ from env.training.actor import Actor
 from env.training.audit import audit
 from env.training.curriculum import Curriculum
 from env.training.preference_trainer import PreferenceTrainer
-from env.training.rollouts import Recipe, Rollouts
+from env.training.rollouts import IMITATED, Recipe, Rollouts
 from env.training.scoring import LOOKAHEADS, TEACHERS
 from env.training.store import (
     Provenance,
@@ -116,7 +116,7 @@ def train(options: argparse.Namespace) -> None:
     curriculum = Curriculum(options.episodes, options.seed, options.hardware, options.largest, options.only_task)
     recipe = Recipe(
         options.candidates, options.states, tuple(options.hints), options.teacher, options.lookahead,
-        options.margin_unit,
+        options.margin_unit, options.imitate,
     )  # fmt: skip
     groups = groups_of(options.episodes, options.group, options.save_every)
     if not options.resume:
@@ -196,7 +196,7 @@ def _arguments(options: argparse.Namespace, work: Path) -> DPOConfig:
 
 OPTIONS = (
     "base", "init", "episodes", "seed", "hardware", "largest", "only_task", "candidates", "states", "hints", "teacher",
-    "lookahead", "margin_unit", "group", "learning_rate", "beta", "imitation", "rank", "save_every",
+    "lookahead", "margin_unit", "imitate", "group", "learning_rate", "beta", "imitation", "rank", "save_every",
 )  # fmt: skip
 
 
@@ -224,7 +224,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--group", type=int, default=8, metavar="N", help="episodes in an optimizer step (%(default)s)")
     add("--learning-rate", type=float, default=2e-4, help="peak, after warming up (%(default)s)")
     add("--beta", type=float, default=0.1, help="%(default)s")
-    add("--imitation", type=float, default=0.1, help="weight of a hint's likelihood where it wins (%(default)s)")
+    add("--imitation", type=float, default=0.1, help="weight of a hint's likelihood (%(default)s)")
+    add("--imitate", choices=IMITATED, default=recipe.imitate,
+        help="hints that beat the model's candidates, or all that none of them beats (%(default)s)")  # fmt: skip
     add("--rank", type=int, default=8, help="of a fresh adapter; alpha is twice that (%(default)s)")
     add("--save-every", type=int, default=50, metavar="N", help="episodes between adapter folders (%(default)s)")
     add("--seed", type=int, default=0, help="%(default)s")

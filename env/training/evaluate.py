@@ -17,6 +17,7 @@ import json
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -46,6 +47,7 @@ from interp.subject import Subject, SubjectError
 
 SEED_OFFSET = 3_000_000
 BATCH = 32
+GUESSES = 64
 
 
 def unseen_graphs(count: int, seed: int, hardware: str, largest: int, seen: set[str]) -> list[tuple[str, Graph]]:
@@ -91,15 +93,17 @@ def fixed_policies(graphs: Sequence[Graph]) -> dict[str, Answers]:
 
 
 def model_answers(subject: Subject, batch: int = BATCH) -> Answers:
-    """The model as it is switched when it is asked."""
+    """The model as it is switched when it is asked; what it has answered so far are guesses at what it will."""
+    given: Counter[str] = Counter()
 
     def answers(envs: list[SchedulerEnv]) -> list[str]:
         prompts = [messages(env.observation()) for env in envs]
-        return [
-            text
-            for at in range(0, len(prompts), batch)
-            for text in answer(subject.causal_lm, subject.tokenizer, prompts[at : at + batch])
-        ]
+        texts = []
+        for at in range(0, len(prompts), batch):
+            guesses = [text for text, _ in given.most_common(GUESSES)]
+            texts += answer(subject.causal_lm, subject.tokenizer, prompts[at : at + batch], guesses=guesses)
+            given.update(texts[at:])
+        return texts
 
     return answers
 

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-
-def shared_length(prompts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all prompts begin with, less the last one of the shortest, which is read for what follows it."""
-    columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+from interp.rows import shared_length
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from env.training.curriculum import Curriculum
 from env.training.sampling import sample
 from env.training.scoring import TEACHERS, Teacher, score
 
+IMITATED = ("won", "best")
 MOST_PAIRS = 4
 TIE = 1e-9
 
@@ -39,6 +40,8 @@ class Recipe:
         teacher: `heuristic` or `planner`.
         lookahead: `2` or `full`.
         margin_unit: a pair counts min(margin / unit, 1), the margin in units of greedy's latency.
+        imitate: which hints are imitated too: `won`, those that beat all of the model's candidates (published), or
+            `best`, those that none of them beat.
     """
 
     candidates: int = 4
@@ -47,6 +50,7 @@ class Recipe:
     teacher: str = "heuristic"
     lookahead: str = "2"
     margin_unit: float = 1.0
+    imitate: str = "won"
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class State:
         prompt: token ids.
         candidates: the tokens of each distinct action, scored.
         pairs: (winner, loser, weight), indices of candidates.
-        hint: the index of the hint if it beat all of the model's candidates, else None.
+        hint: the index of the hint if it is to be imitated, else None.
     """
 
     prompt: tuple[int, ...]
@@ -144,12 +148,17 @@ class Rollouts:
         offered = distinct if hint is None or hint in distinct else [*distinct, hint]
         texts = map(self.actions.action_text, offered)
         scores = [score(one.env, text, one.teacher, self.recipe.lookahead) for text in texts]
-        won = hint is not None and hint not in distinct and scores[-1] > max(scores[:-1]) + TIE
+        imitated = None
         if hint is not None:
+            at = offered.index(hint)
+            others = max([value for i, value in enumerate(scores) if i != at], default=-np.inf)
+            won = hint not in distinct and scores[at] > others + TIE
             one.hints.append(won)
+            if won or (self.recipe.imitate == "best" and scores[at] > others - TIE):
+                imitated = at
         pairs = preferences(scores, self.recipe.margin_unit)
         if pairs:
-            one.states.append(State(tuple(prompt), tuple(offered), pairs, len(offered) - 1 if won else None))
+            one.states.append(State(tuple(prompt), tuple(offered), pairs, imitated))
 
     def _prompt(self, one: Played) -> list[int]:
         chat = list(messages(one.observation, SYSTEM_PROMPT))

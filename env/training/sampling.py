@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from numpy.random import Generator
 from torch import Tensor
-from transformers import DynamicCache
 
 from env.training.actions import Branch
-from env.training.packing import shared_length
+from interp.rows import Rows
 
 TEMPERATURES = (0.9, 0.7, 0.5)
 
@@ -63,17 +62,17 @@ def sample(
         [Walk(tree.forced()[1], temperature, rng, list(forced)) for temperature, rng in _by_thirds(state)]
         for tree, state in zip(trees, rngs, strict=True)
     ]
-    cache, logits, mask, lengths = _read(model, prompts, forced)
-    rows = candidates  # the walks that have written the same so far
-    while rows:
-        parts = [_part(row, of_row) for row, of_row in zip(rows, logits, strict=True)]
+    rows = Rows(model, prompts)
+    pieces = [(*prompt[rows.shared :], *forced) for prompt in prompts]
+    walking = candidates  # by row, the walks that have written the same so far
+    while True:
+        logits = rows.logits(rows.feed(pieces))[:, 0].float()
+        parts = [_part(walks, of_row) for walks, of_row in zip(walking, logits, strict=True)]
         going = [(i, piece, walks) for i, part in enumerate(parts) for piece, walks in part if walks[0].place.children]
         if not going:
             break
-        rows = [walks for _, _, walks in going]
-        kept = torch.tensor([i for i, _, _ in going])
-        cache.batch_select_indices(kept)
-        logits, mask, lengths = _feed(model, cache, [piece for _, piece, _ in going], mask[kept], lengths[kept])
+        rows.keep(torch.tensor([i for i, _, _ in going]))
+        pieces, walking = [piece for _, piece, _ in going], [walks for _, _, walks in going]
     return [[walk.tokens for walk in state] for state in candidates]
 
 
@@ -89,36 +88,3 @@ def _part(walks: Sequence[Walk], logits: Tensor) -> list[tuple[tuple[int, ...], 
     for walk in walks:
         parts.setdefault(tuple(walk.choose(logits)), []).append(walk)
     return list(parts.items())
-
-
-def _read(
-    model: Any, prompts: Sequence[Sequence[int]], forced: Sequence[int]
-) -> tuple[DynamicCache, Tensor, Tensor, Tensor]:
-    """The prompts and the first forced tokens: cache, logits (rows, vocab) of the last token, mask (rows, columns)
-    and how many tokens each row has (rows,)."""
-    shared = shared_length(prompts)
-    cache = DynamicCache()
-    model.get_decoder()(input_ids=torch.tensor([list(prompts[0][:shared])]), cache=cache, use_cache=True)
-    cache.batch_repeat_interleave(len(prompts))
-    mask = torch.ones(len(prompts), shared, dtype=torch.long)
-    pieces = [[*prompt[shared:], *forced] for prompt in prompts]
-    logits, mask, lengths = _feed(model, cache, pieces, mask, torch.full((len(prompts),), shared))
-    return cache, logits, mask, lengths
-
-
-def _feed(
-    model: Any, cache: DynamicCache, pieces: Sequence[Sequence[int]], mask: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Feed each row its tokens, padded on the left; the cache grows by as many columns as the longest has."""
-    longest = max(map(len, pieces))
-    pad = torch.tensor([longest - len(piece) for piece in pieces])
-    ids = torch.tensor([[piece[0]] * (longest - len(piece)) + list(piece) for piece in pieces])
-    at = torch.arange(longest) - pad[:, None]  # (rows, longest), negative where padded
-    mask = torch.cat([mask, (at >= 0).long()], dim=1)
-    positions = (lengths[:, None] + at).clamp(min=0)
-    hidden = model.get_decoder()(
-        input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True
-    ).last_hidden_state
-    # Of a slice of three dimensions the product copies the unembedding once a row; of a matrix it does not.
-    logits = model.get_output_embeddings()(hidden[:, -1])
-    return logits.float(), mask, lengths + longest - pad

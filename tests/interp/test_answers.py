@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from interp.answers import answer
+from interp.rows import shared_length
 from interp.tokens import TokenizerError
 from tests.interp.tiny import KINDS, tiny_model, tiny_tokenizer
 
@@ -42,27 +44,35 @@ def test_a_batch_equals_its_rows_alone_and_the_library(model, tokenizer):
     assert len(set(together)) > 1
 
 
+def test_guesses_change_nothing(model, tokenizer):
+    plain = answer(model, tokenizer, PROMPTS, max_new_tokens=LENGTH)
+    wrong = [text[:2] + "{" + text[3:] for text in plain]
+    assert answer(model, tokenizer, PROMPTS, max_new_tokens=LENGTH, guesses=["", *wrong, *plain]) == plain
+
+
 class Scripted(torch.nn.Module):
-    """Says, to a prompt that ends in a user message of n characters, n times `x` and then the end of the turn."""
+    """Says, to a prompt with n question marks, n times `x` and then the end of the turn. Its cache keeps token ids."""
 
     def __init__(self, tokenizer):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.tokenizer, self.generation_config = tokenizer, type("Settings", (), {"eos_token_id": None})()
-        self.rows_seen: list[int] = []
-        self.left: list[int] = []
+        self.config = LlamaConfig()
+        self.calls: list[tuple[int, int]] = []
 
-    def forward(self, input_ids, attention_mask, position_ids, cache, **_):
+    def forward(self, input_ids, cache, attention_mask=None, position_ids=None, **_):
+        keys, _ = cache.update(input_ids[:, None, :, None], input_ids[:, None, :, None], 0)
+        if attention_mask is None:
+            return None  # what all prompts share
+        self.calls.append(tuple(input_ids.shape))
         assert (position_ids[:, -1] == attention_mask.sum(1) - 1).all()
-        self.rows_seen.append(len(input_ids))
-        if input_ids.shape[1] > 1:
-            kept = (row[mask.bool()] for row, mask in zip(input_ids, attention_mask, strict=True))
-            self.left = [self.tokenizer.decode(row).count("?") for row in kept]
         x = self.tokenizer.convert_tokens_to_ids("x")
-        logits = torch.zeros(len(input_ids), 1, len(self.tokenizer))
-        for row, left in enumerate(self.left):
-            logits[row, 0, x if left else self.tokenizer.eos_token_id] = 1
-        self.left = [left - 1 for left in self.left if left]
+        logits = torch.zeros(*input_ids.shape, len(self.tokenizer))
+        for row, (ids, mask) in enumerate(zip(keys[:, 0, :, 0], attention_mask.bool(), strict=True)):
+            for at in range(-input_ids.shape[1], 0):
+                upto = len(ids) + at + 1
+                text = self.tokenizer.decode(ids[:upto][mask[:upto]])
+                logits[row, at, x if text.count("?") > text.count("x") else self.tokenizer.eos_token_id] = 1
         return type("Output", (), {"last_hidden_state": logits})()
 
     def get_decoder(self):
@@ -72,20 +82,36 @@ class Scripted(torch.nn.Module):
         return torch.nn.Identity()
 
 
+def scripted(*counts):
+    return [({"role": "user", "content": "?" * n},) for n in counts]
+
+
 def test_rows_leave_when_they_end_and_answers_keep_their_order(tokenizer):
     model = Scripted(tokenizer)
-    prompts = [({"role": "user", "content": "?" * n},) for n in (2, 0, 4, 1)]
-    assert answer(model, tokenizer, prompts) == ["xx", "", "xxxx", "x"]
-    assert model.rows_seen == [4, 3, 2, 1, 1]
+    assert answer(model, tokenizer, scripted(2, 0, 4, 1)) == ["xx", "", "xxxx", "x"]
+    assert [rows for rows, _ in model.calls] == [4, 3, 2, 1, 1]
+
+
+def test_a_right_guess_saves_passes_and_a_wrong_one_is_taken_back(tokenizer):
+    model = Scripted(tokenizer)
+    assert answer(model, tokenizer, scripted(2, 0, 4, 1), guesses=["xx", "xxxx"]) == ["xx", "", "xxxx", "x"]
+    assert [rows for rows, _ in model.calls] == [4, 1]
+    assert answer(model, tokenizer, scripted(3, 5), guesses=["x?x"]) == ["xxx", "xxxxx"]
 
 
 def test_a_long_answer_is_cut(tokenizer):
-    prompts = [({"role": "user", "content": "?" * n},) for n in (9, 1)]
-    assert answer(Scripted(tokenizer), tokenizer, prompts, max_new_tokens=3) == ["xxx", "x"]
+    for guesses in ([], ["xxxxxxx"], ["xx"], ["xxx"]):
+        assert answer(Scripted(tokenizer), tokenizer, scripted(9, 1), max_new_tokens=3, guesses=guesses) == ["xxx", "x"]
 
 
 def test_no_prompts_no_answers(model, tokenizer):
     assert answer(model, tokenizer, []) == []
+
+
+def test_what_all_prompts_share_leaves_a_token_to_each():
+    assert shared_length([[1, 2, 3], [1, 2, 4]]) == 2
+    assert shared_length([[1, 2, 3]]) == 2
+    assert shared_length([[1, 2], [1, 2, 3]]) == 1
 
 
 def test_a_tokenizer_without_a_template_is_refused(model):

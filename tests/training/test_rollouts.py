@@ -17,7 +17,7 @@ from env.scheduler.prompts import messages
 from env.training.actions import MOST_LISTED, ActionTokens, Branch, listable
 from env.training.actor import Actor
 from env.training.curriculum import Curriculum
-from env.training.packing import Tree, log_probs, shared_length
+from env.training.packing import Tree, log_probs
 from env.training.rollouts import Recipe, Rollouts, preferences
 from env.training.sampling import TEMPERATURES, sample
 from env.training.scoring import Heuristic, Planner, score
@@ -146,9 +146,6 @@ def test_a_tree_computes_what_is_common_once():
     assert tree.parents == (-1, 0, 1, 1, 0)
     assert tree.paths == ((0, 1, 2), (0, 1, 3), (0, 4))
     assert tree.ancestors()[3].tolist() == [True, True, False, True, False]
-    assert shared_length([[1, 2, 3], [1, 2, 4]]) == 2
-    assert shared_length([[1, 2, 3]]) == 2
-    assert shared_length([[1, 2], [1, 2, 3]]) == 1
 
 
 @pytest.mark.parametrize("seed", range(6))
