@@ -236,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status: 0 done, 2 bad input."""
     parser = _parser()
     options = parser.parse_args(argv)
     try:

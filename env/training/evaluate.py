@@ -206,6 +206,7 @@ def _one_hardware(records: dict[Path, dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status: 0 done, 2 bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m env.training.evaluate",
         description=__doc__,

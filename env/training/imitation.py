@@ -216,6 +216,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status: 0 done, 2 bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m env.training.imitation",
         description=__doc__,

@@ -37,6 +37,7 @@ class Tree:
 
     @classmethod
     def of(cls, candidates: Sequence[Sequence[int]]) -> Tree:
+        """The tree of candidates, each a sequence of token ids."""
         found: dict[tuple[int, int], int] = {}
         tokens: list[int] = []
         parents: list[int] = []

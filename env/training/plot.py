@@ -63,6 +63,7 @@ def plot(logs: dict[str, pd.DataFrame]) -> Figure:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status: 0 done, 2 bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m env.training.plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
 """TRL's DPO trainer, fed with preferences from rollouts of the policy as it is, packed.
 
 TRL keeps the loop, the optimizer, the reference (the policy that the run starts from), logging and checkpoints. One
-optimizer step is one group of episodes. Its loss is, over the states with a preference,
+optimizer step is one group of episodes. Its loss is, over the states that teach something,
 
     mean over states of [ mean over pairs of  -w log sigmoid(beta (r_winner - r_loser))  +  weight * NLL of a hint ]
 
 where r = log p - log p_reference of a whole action and its end of turn, w is the pair's weight, and the second term
-(a mean over tokens, as TRL's `sft` loss) counts where a hint beat the model's own candidates. With one pair of weight 1
+(a mean over tokens, as TRL's `sft` loss) counts where a hint is to be imitated. With one pair of weight 1
 a state it is what TRL computes for `loss_type=["sigmoid", "sft"]` (2305.18290) from separate sequences.
 """
 
@@ -77,7 +77,7 @@ class PreferenceTrainer(DPOTrainer):
         terms = [
             -weight * logsigmoid(self.beta * (ratios[winner] - ratios[loser])) for winner, loser, weight in state.pairs
         ]
-        loss = sigmoid_weight * torch.stack(terms).mean()
+        loss = sigmoid_weight * torch.stack(terms).mean() if terms else torch.zeros(())
         return loss if state.hint is None else loss - sft_weight * policy[state.hint].mean()
 
     def _causal(self, model: Any) -> Any:

@@ -41,7 +41,7 @@ class Recipe:
         lookahead: `2` or `full`.
         margin_unit: a pair counts min(margin / unit, 1), the margin in units of greedy's latency.
         imitate: which hints are imitated too: `won`, those that beat all of the model's candidates (published), or
-            `best`, those that none of them beat.
+            `best`, those that none of them beats, also at states without a preference.
     """
 
     candidates: int = 4
@@ -157,7 +157,7 @@ class Rollouts:
             if won or (self.recipe.imitate == "best" and scores[at] > others - TIE):
                 imitated = at
         pairs = preferences(scores, self.recipe.margin_unit)
-        if pairs:
+        if pairs or (imitated is not None and len(offered) > 1):
             one.states.append(State(tuple(prompt), tuple(offered), pairs, imitated))
 
     def _prompt(self, one: Played) -> list[int]:

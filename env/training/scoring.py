@@ -23,7 +23,8 @@ NEXT_STEP = 0.5
 class Teacher(Protocol):
     """Knows what to do at any state of one graph's episodes."""
 
-    def action(self, env: SchedulerEnv) -> Action: ...
+    def action(self, env: SchedulerEnv) -> Action:
+        """What it would do now."""
 
     def rest(self, env: SchedulerEnv) -> float:
         """The rewards that are still to come if it takes over."""
@@ -33,9 +34,11 @@ class Heuristic:
     """The published teacher; sees the observation only."""
 
     def action(self, env: SchedulerEnv) -> Action:
+        """Its answer to what the environment shows."""
         return heuristic(json.loads(env.observation()))
 
     def rest(self, env: SchedulerEnv) -> float:
+        """The rewards that are still to come if it plays on alone."""
         played, total = env.clone(), 0.0
         while not played.episode.ended:
             total += float(played.step(self.action(played).to_text())[1])
@@ -53,9 +56,11 @@ class Planner:
         self.table = ValueTable(env.graph)
 
     def action(self, env: SchedulerEnv) -> Action:
+        """The best one."""
         return best_action(self.table, env.episode)
 
     def rest(self, env: SchedulerEnv) -> float:
+        """The rewards that are still to come in the best continuation."""
         if env.episode.ended:
             return 0.0
         return 1.0 - (best_latency(self.table, env.episode) - env.episode.latency) / env.greedy_latency

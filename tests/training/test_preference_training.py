@@ -79,6 +79,9 @@ def test_the_loss_and_its_gradient_are_those_of_trl(tmp_path):
     alone = ours.compute_loss(ours.model, {"states": [half]}).item()
     assert both == pytest.approx((alone + found) / 2, rel=1e-5)
     assert 0 < alone < found / 2
+    # Without a pair, the hint's likelihood is all there is.
+    hint_alone = ours.compute_loss(ours.model, {"states": [State(state.prompt, state.candidates, (), hint=1)]}).item()
+    assert hint_alone == pytest.approx(found - 2 * alone, rel=1e-4)
 
 
 def test_groups_end_where_an_adapter_is_saved():

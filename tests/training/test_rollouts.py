@@ -1,6 +1,7 @@
 """What a state leaves open, candidates, their worth, and the packed log-probabilities: each against its plain form."""
 
 import json
+from dataclasses import replace
 from itertools import chain, combinations, product
 
 import numpy as np
@@ -254,3 +255,18 @@ def test_an_episode_alone_is_the_same_as_among_others(model):
             assert state.pairs
             assert state.hint is None or all(winner == state.hint for winner, _, _ in state.pairs)
     assert any(one.states for one in together)
+
+
+def test_hints_that_nothing_beats_are_imitated_wherever_not_all_candidates_say_the_same(model):
+    recipe = Recipe(teacher="planner", lookahead="full", states=4, hints=(1.0, 1.0))
+    curriculum = Curriculum(4, 0, largest=8)
+    won = Rollouts(recipe, curriculum, ACTIONS.tokenizer).play(model, range(3))
+    best = Rollouts(replace(recipe, imitate="best"), curriculum, ACTIONS.tokenizer).play(model, range(3))
+    assert [one.hints for one in won] == [one.hints for one in best]
+    states = [state for one in best for state in one.states]
+    # The planner's hint is optimal, so nothing beats it.
+    assert all(state.hint is not None and len(state.candidates) > 1 for state in states)
+    taught = [state for one in won for state in one.states]
+    assert {(state.prompt, state.pairs) for state in taught} == {(s.prompt, s.pairs) for s in states if s.pairs}
+    assert 0 < sum(state.hint is None for state in taught) < len(taught)
+    assert any(not state.pairs for state in states)
