@@ -13,9 +13,11 @@ a state it is what TRL computes for `loss_type=["sigmoid", "sft"]` (2305.18290) 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from peft.helpers import disable_input_dtype_casting
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from trl import DPOTrainer
@@ -65,9 +67,11 @@ class PreferenceTrainer(DPOTrainer):
         states: Sequence[State] = inputs["states"]
         prompts = [state.prompt for state in states]
         trees = [Tree.of(state.candidates) for state in states]
-        with torch.no_grad(), use_adapter(model, REFERENCE if REFERENCE in model.peft_config else None):
-            reference = log_probs(self._causal(model), prompts, trees)
-        policy = log_probs(self._causal(model), prompts, trees)
+        causal = self.accelerator.unwrap_model(model).get_base_model()
+        with _mixed_precision(model, causal.dtype):
+            with torch.no_grad(), use_adapter(model, REFERENCE if REFERENCE in model.peft_config else None):
+                reference = log_probs(causal, prompts, trees)
+            policy = log_probs(causal, prompts, trees)
         losses = [self._of_state(*of_state) for of_state in zip(states, policy, reference, strict=True)]
         return torch.stack(losses).mean()
 
@@ -80,8 +84,13 @@ class PreferenceTrainer(DPOTrainer):
         loss = sigmoid_weight * torch.stack(terms).mean() if terms else torch.zeros(())
         return loss if state.hint is None else loss - sft_weight * policy[state.hint].mean()
 
-    def _causal(self, model: Any) -> Any:
-        return self.accelerator.unwrap_model(model).get_base_model()
+
+@contextmanager
+def _mixed_precision(model: Any, dtype: torch.dtype) -> Iterator[None]:
+    """The adapter, whose weights are float32, computes in the base model's dtype; nothing else changes."""
+    half = dtype != torch.float32
+    with disable_input_dtype_casting(model, half), torch.autocast(model.device.type, dtype, enabled=half):
+        yield
 
 
 def _chunks(states: Sequence[State]) -> Iterator[list[State]]:
