@@ -113,7 +113,8 @@ def _read_off(table: ValueTable) -> tuple[tuple[Action, ...], float]:
 
 
 def _action(table: ValueTable, members: tuple[int, ...], retain: tuple[int, ...], fast: dict[int, bool]) -> Action:
-    """The action that takes in the last member, as if the kernel ended with it."""
+    """The action that takes in the last member, as if the kernel ended with it. Of tiles that compute equally fast, as
+    pointwise operations do at any, it is the widest: what a matmul that joins later needs."""
     inputs, _ = table.roofline.tensors(members)
     retain = tuple(i for i in retain if i in fast or i in members or i in inputs)
     fitting = [
@@ -123,7 +124,7 @@ def _action(table: ValueTable, members: tuple[int, ...], retain: tuple[int, ...]
     ]
     if not fitting:
         return Action(len(members) > 1, table.tiles[0], ())
-    tile = min(fitting, key=lambda tile: table.roofline.compute(members, tile))
+    tile = min(fitting, key=lambda tile: (table.roofline.compute(members, tile), -tile))
     return Action(len(members) > 1, tile, retain)
 
 
