@@ -34,6 +34,7 @@ CHANGES = {
     "gained": "gained by switching it on\nin the base model",
 }
 LISTED = 5
+LINEAR_UP_TO = 0.1  # logits; a logarithmic axis begins there
 CAPTIONS = {
     "knockout": "Above: by how many logits the effect (logit difference in A minus that in B) of the trained model "
     "falls when the adapter is off in attention, or in MLP, of one layer. Below: by how many that of the base model "
@@ -191,7 +192,8 @@ def _profile(knockouts: Knockouts, profile: pd.DataFrame, seed: int) -> Figure:
             colour, marker = PART_COLOURS.get(part, GREY), MARKERS.get(part, "^")
             axes.scatter(sizes, found, s=11, marker=marker, color=colour, alpha=0.75, linewidths=0, label=name)
         axes.set_ylabel(f"|logits| {y_label}")
-        axes.set_yscale("symlog", linthresh=0.1)
+        if np.abs(draws[0]).max() > LINEAR_UP_TO:
+            axes.set_yscale("symlog", linthresh=LINEAR_UP_TO)
         axes.set_ylim(bottom=0)
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), handletextpad=0.2, borderpad=0.1,
                     labelspacing=0.2)  # fmt: skip
