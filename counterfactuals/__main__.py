@@ -25,6 +25,7 @@ from env.scheduler.prompts import SYSTEM_PROMPT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status: 0 done, 2 bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m counterfactuals",
         description=__doc__,

@@ -21,9 +21,11 @@ class Record(Protocol):
     """A value that is stored as a line."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """Its name, unique in a file."""
 
-    def to_json(self) -> str: ...
+    def to_json(self) -> str:
+        """One line of a file."""
 
 
 R = TypeVar("R", bound=Record)
@@ -79,7 +81,7 @@ def fields_of(line: str, cls: type) -> dict[str, Any]:
     """
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise PairError(f"expected one JSON object, found text that is not JSON ({error})") from None
     if not isinstance(record, dict):
         raise PairError(f"expected one JSON object, found {shown(record)}")

@@ -68,6 +68,7 @@ class Difference:
 
     @property
     def graph_a(self) -> Graph:
+        """The graph of A, in which `readers` read the node as well; that of B is `graph`."""
         nodes = [replace(n, inputs=(*n.inputs, self.node)) if n.id in self.readers else n for n in self.graph.nodes]
         return replace(self.graph, nodes=tuple(nodes))
 

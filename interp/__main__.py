@@ -4,7 +4,8 @@
 
 The subject is loaded once, pairs and ordinary states are made once, and every analysis writes its own folder, as its
 own command does with the options that `run.json` records. Then `verdict.json` (`interp.verdict`) and `index.html`
-(`interp.report`); of several adapters also the page that compares them (`interp.comparison`).
+(`interp.report`); of several adapters also the page that compares them (`interp.comparison`). Last the page that leads
+to all reports (`interp.gallery`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from counterfactuals import Decision, Episode, PairError, read_pairs
-from interp import cli, comparison, knockout, logit_lens, lora_svd, patching, report, retention_heads
+from interp import cli, comparison, gallery, knockout, logit_lens, lora_svd, patching, report, retention_heads
 from interp.report_texts import SECTIONS
 from interp.run_record import PACKAGES, PairPlan
 from interp.subject import Subject
@@ -184,6 +185,7 @@ def main(argv: Sequence[str]) -> int:
         conclude(args, adapter, audit)
     if len(adapters) > 1:
         comparison.compare(args, argv, adapters)
+    cli.say(args, f"all reports: {gallery.write_gallery(args.out)}")
     return cli.DONE
 
 

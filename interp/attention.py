@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
     layer: int
     head: int
-    span: Span
+    span: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Prefix:
     cache: DynamicCache
 
     def shared(self) -> SharedPrefix:
+        """Its keys and values alone, by layer."""
         layers: Any = self.cache.layers
         return SharedPrefix(tuple(layer.keys for layer in layers), tuple(layer.values for layer in layers))
 

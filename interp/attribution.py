@@ -22,7 +22,7 @@ from interp.components import COMPONENTS
 from interp.flip import MODELS
 from interp.pair_runs import PairRuns, numbering, switched
 from interp.recording import recording
-from interp.shared_prefix import SharedPrefix, attending
+from interp.shared_prefix import SharedPrefix, attending, rotary_of_layers
 from interp.subject import Subject
 from interp.sweep import Run
 
@@ -42,10 +42,10 @@ def gradients(model: Subject | nn.Module, run: Run, answer: int, foil: int) -> d
     with torch.enable_grad(), attending(decoder), recording(decoder) as recorded:
         batch = run.residual[0].clone()[None].requires_grad_()
         positions = torch.arange(start, len(run.ids), device=batch.device)[None]
-        rotary = decoder.rotary_emb(batch, positions)
-        for layer in decoder.layers:
+        rotary = rotary_of_layers(decoder, batch, positions)
+        for layer, embedded in zip(decoder.layers, rotary, strict=True):
             batch = layer(
-                batch, attention_mask=prefix, position_ids=positions, position_embeddings=rotary, use_cache=False
+                batch, attention_mask=prefix, position_ids=positions, position_embeddings=embedded, use_cache=False
             )
         logits = causal.get_output_embeddings()(decoder.norm(batch)[:, -1])[0].float()
         wanted = {name: recorded.of(name) for name in COMPONENTS if recorded.of(name)}

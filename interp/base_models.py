@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import huggingface_hub
 import torch
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from interp import built_in
 from interp.built_in import BaseModelError, no_progress_bars
@@ -60,7 +60,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8, no JSON, endless numbers, endless nesting
         raise BaseModelError(f"{path}: expected {what}, found {error}") from error
     if not isinstance(record, dict):
         raise BaseModelError(f"{path}: expected {what}, a JSON object, found {type(record).__name__}")
@@ -138,22 +138,39 @@ def load_base(
         BaseModelError: if the device, the type or the quantisation cannot be had here, or the folder does not load.
     """
     where, precision = _checked_device(device), _checked_dtype(dtype)
-    options: dict[str, Any] = {"dtype": precision, "local_files_only": True}
+    options: dict[str, Any] = {"dtype": precision, "local_files_only": True, "output_loading_info": True}
+    config = _loaded(base, AutoConfig.from_pretrained, local_files_only=True)
+    quantised = load_in_4bit or hasattr(config, "quantization_config")
     if load_in_4bit:
         _require_4bit(where)
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=precision
         )
+    elif quantised and where.type != "cuda":
+        raise BaseModelError(
+            f"{base.path / 'config.json'}: quantization_config: expected none without a CUDA device (--device cuda), "
+            f"found one on {where.type!r}; --base gives the model in full precision"
+        )
+    if quantised:
         options["device_map"] = {"": where}
+    model, info = _loaded(base, AutoModelForCausalLM.from_pretrained, **options)
+    if missing := sorted(info["missing_keys"]):
+        raise BaseModelError(
+            f"{base.path}: {missing[0]}: expected all weights of {type(model).__name__}, found none for "
+            f"{len(missing)} of them"
+        )
+    tokenizer = _loaded(base, AutoTokenizer.from_pretrained, local_files_only=True)
+    model.name_or_path = base.name
+    return (model if quantised else model.to(where)).eval(), tokenizer
+
+
+def _loaded(base: ResolvedBase, load: Callable[..., Any], **options: Any) -> Any:
     try:
         with no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(base.path, **options)
-            tokenizer = AutoTokenizer.from_pretrained(base.path, local_files_only=True)
+            return load(base.path, **options)
     except Exception as error:  # the parsers of weights and tokenizers raise bare ones
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise BaseModelError(f"{base.path}: expected a causal model and its tokenizer, found {reason}") from error
-    model.name_or_path = base.name
-    return (model if load_in_4bit else model.to(where)).eval(), tokenizer
 
 
 def _checked(base: ResolvedBase, record_file: Path, *, given: bool) -> ResolvedBase:

@@ -91,7 +91,7 @@ def common_parser(analysis: str, description: str, *, example: str) -> argparse.
     add("--dtype", default="float32", choices=sorted(DTYPES), help="default: %(default)s")
     add("--load-in-4bit", action="store_true", help="quantise the base model (needs CUDA and bitsandbytes)")
     add("--threads", type=_positive, metavar="N", help="CPU threads (default: all cores)")
-    add("--seed", type=int, default=0, help="of the generated pairs and of the resampling (default: %(default)s)")
+    add("--seed", type=_seed, default=0, help="of the generated pairs and of the resampling (default: %(default)s)")
     add("--out", type=Path, default=Path("reports"), metavar="DIR",
         help=f"results go to DIR/<adapter folder's name>/{analysis}/ (default: %(default)s)")  # fmt: skip
     add("--resume", action="store_true", help="continue an interrupted run; without it a run starts over")
@@ -254,6 +254,12 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
     return number
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, found {text!r}")
+    return int(text)
 
 
 def _one_line(error: BaseException) -> str:

@@ -69,7 +69,7 @@ def patch_component(
         if component == "mlp":
             left = [stream + recipient.components["attention"][index, here] + others[row]] * len(heads)
         elif component == "attention":
-            left = [_through_mlp(layer, stream + others[row])] * len(heads)
+            left = list(_through_mlp(layer, (stream + others[row])[None])) * len(heads)
         else:
             left = _with_heads(layer, stream, own[row], others[row], heads, n_heads)
         cells += [(index + 1, values) for values in left]
@@ -102,6 +102,7 @@ def _with_heads(
 
 
 def _through_mlp(layer: Any, middle: Tensor) -> Tensor:
+    """(rows, tokens, d_model), which is the shape that a mixture of experts insists on."""
     return middle + layer.mlp(layer.post_attention_layernorm(middle))
 
 

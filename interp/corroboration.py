@@ -28,6 +28,7 @@ class Finding:
     numbers: str
 
     def to_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
         return asdict(self)
 
 

@@ -17,7 +17,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from interp.shared_prefix import SharedPrefix, attending
+from interp.shared_prefix import SharedPrefix, attending, rotary_of_layers
 from interp.subject import Subject, UnsupportedArchitecture
 from interp.sweep import MAX_TOKENS, run_pair
 from interp.tokens import EncodedPair
@@ -47,6 +47,7 @@ class Row:
 
     @property
     def is_cumulative(self) -> bool:
+        """Whether it switches all layers on one side of a boundary."""
         return self.part == "all"
 
 
@@ -71,6 +72,7 @@ class PackedPair(SharedPrefix):
 
     @classmethod
     def make(cls, subject: Subject, pair: EncodedPair) -> PackedPair:
+        """Pack the prompts of a pair for a subject."""
         config = subject.config.get_text_config()
         heads = config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -140,11 +142,16 @@ class Drive:
         return streams, self.unembed(streams[-1])
 
     def layer(self, index: int, batch: Tensor) -> Tensor:
+        """What a layer returns for a batch of packed streams, (rows, N, width)."""
         positions = self.packed.positions[None]
-        rotary = self.decoder.rotary_emb(batch, positions)
+        rotary = rotary_of_layers(self.decoder, batch, positions)
         with attending(self.decoder):
             found: Tensor = self.decoder.layers[index](
-                batch, attention_mask=self.packed, position_ids=positions, position_embeddings=rotary, use_cache=False
+                batch,
+                attention_mask=self.packed,
+                position_ids=positions,
+                position_embeddings=rotary[index],
+                use_cache=False,
             )
         return found
 

@@ -33,6 +33,7 @@ class Scores:
     from_trained: Mapping[Played, Interval]
 
     def to_json(self) -> dict[str, Any]:
+        """Ready for JSON: a record per configuration."""
         rows = [
             {"model": key[0], "switch": key[1], "part": key[2]}
             | {metric: interval.to_json() for metric, interval in found.items()}

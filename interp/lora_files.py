@@ -6,9 +6,7 @@ rank-stabilised, with the module's own r and alpha where `rank_pattern` or `alph
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +16,14 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from peft.utils.other import get_pattern_key
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from interp.adapter_files import WEIGHT_FILES, SubjectError, read_config
+from interp.adapter_files import UNREADABLE, WEIGHT_FILES, SubjectError, checked_tensors, not_tensors, read_config
 from interp.base_models import files_sha256
 
 PREFIX = "base_model.model."
 FACTORS = re.compile(r"(?P<module>.+)\.lora_(embedding_)?(?P<factor>[AB])(\.weight)?")
-# What PEFT starts from one of these leaves the base weights as they are; any other start takes the first B A off them.
-PLAIN_STARTS = (True, False, "gaussian", "eva", "mica")
-PLAIN_ONLY = ("use_qalora", "alora_invocation_tokens", "lora_bias", "target_parameters", "layer_replication")
 BATCH_BYTES, BATCH_MODULES = 64 * 2**20, 16
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -90,7 +85,11 @@ class LoraFiles:
         folder = Path(folder)
         config_file = folder / "adapter_config.json"
         config = read_config(config_file)
-        _refuse_other_deltas(config_file, config)
+        if config.layer_replication:
+            raise SubjectError(
+                f"{config_file}: layer_replication: expected none, since the base model's file has no such layers, "
+                f"found {config.layer_replication!r}"
+            )
         file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
         if file is None:
             raise SubjectError(f"{folder}: expected the adapter's weights ({' or '.join(WEIGHT_FILES)}), found neither")
@@ -207,10 +206,10 @@ class _Tensors:
                 self.keys: list[str] = list(self._open.keys())
             else:
                 self._open = torch.load(self._file, map_location="cpu", weights_only=True, mmap=True)
+                checked_tensors(self._file, self._open)
                 self.keys = list(self._open)
-        except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            reason = " ".join(str(error).split())
-            raise SubjectError(f"{self._file}: expected a file of tensors, found {reason}") from error
+        except UNREADABLE as error:
+            raise not_tensors(self._file, error) from error
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -223,18 +222,6 @@ class _Tensors:
 
     def read(self, key: str) -> Tensor:
         return self._open[key] if isinstance(self._open, dict) else self._open.get_tensor(key)
-
-
-def _refuse_other_deltas(file: Path, config: LoraConfig) -> None:
-    variants = [field.name for field in dataclasses.fields(config) if field.metadata.get("is_lora_variant")]
-    for name in (*variants, *PLAIN_ONLY):
-        if value := getattr(config, name, None):
-            raise SubjectError(f"{file}: {name}: expected none, since the delta is then not s B A, found {value!r}")
-    if (start := config.init_lora_weights) not in PLAIN_STARTS:
-        raise SubjectError(
-            f"{file}: init_lora_weights: expected true, false, gaussian, eva or mica, since other starts change the "
-            f"base weights and the delta is then not s B A, found {start!r}"
-        )
 
 
 def _modules(

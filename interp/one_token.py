@@ -8,16 +8,15 @@ caps, sinks, position biases) is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface
 
-from interp.shared_prefix import NOT_COVERED, SharedPrefix
+from interp.shared_prefix import NOT_COVERED, SharedPrefix, attending, rotary_of_layers
 from interp.subject import UnsupportedArchitecture
 
 NAME = "interp_query_row"
@@ -56,35 +55,25 @@ def drive_token(
         What enters each of these layers, and the final norm.
     """
     positions = torch.tensor([[position]], device=batch.device)
-    options = {
-        "attention_mask": row,
-        "position_ids": positions,
-        "position_embeddings": decoder.rotary_emb(batch, positions),
-        "use_cache": False,
-    }
-    streams = []
-    with _attending(decoder):
-        for index, layer in enumerate(decoder.layers[lowest:], lowest):
-            batch = grow(index, batch)
-            streams.append(batch)
-            try:
-                batch = layer(batch, **options)
-            except (TypeError, AttributeError) as error:
-                raise UnsupportedArchitecture(
-                    f"{type(layer).__name__}: this layer cannot be driven by itself: {error}"
-                ) from error
-    return [*streams, batch]
-
-
-@contextmanager
-def _attending(decoder: nn.Module) -> Iterator[None]:
-    config: Any = decoder.config
-    before = config._attn_implementation
-    config._attn_implementation = NAME
+    streams: list[Tensor] = []
     try:
-        yield
-    finally:
-        config._attn_implementation = before
+        rotary = rotary_of_layers(decoder, batch, positions)
+        with attending(decoder, NAME):
+            for index, layer in enumerate(decoder.layers[lowest:], lowest):
+                batch = grow(index, batch)
+                streams.append(batch)
+                batch = layer(
+                    batch,
+                    attention_mask=row,
+                    position_ids=positions,
+                    position_embeddings=rotary[index],
+                    use_cache=False,
+                )
+    except (TypeError, AttributeError) as error:
+        raise UnsupportedArchitecture(
+            f"{type(decoder).__name__}: this architecture cannot be driven layer by layer: {error}"
+        ) from error
+    return [*streams, batch]
 
 
 def _attend(

@@ -60,6 +60,7 @@ class Curve:
 
     @property
     def n_pairs(self) -> int:
+        """How many pairs were measured."""
         return len(self.effect)
 
     @property
@@ -69,6 +70,7 @@ class Curve:
 
     @property
     def mean_effect(self) -> Interval:
+        """Mean of A - B over the pairs, logits, with its interval over graphs."""
         return self.bootstrap.interval(self.bootstrap.means(self.effect))
 
     @property

@@ -91,10 +91,12 @@ def read_results(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON file, indented; NaN is refused with a ValueError, since JSON has none."""
     path.write_text(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 

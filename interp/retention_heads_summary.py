@@ -81,6 +81,7 @@ class Heads:
         return found
 
     def where(self, chosen: Sequence[bool]) -> Heads:
+        """Those of some pairs, `chosen` of shape (n_pairs,)."""
         keep = np.asarray(chosen, dtype=bool)
         return Heads(
             tuple(group for group, kept in zip(self.groups, keep, strict=True) if kept),
@@ -88,6 +89,7 @@ class Heads:
         )
 
     def bootstrap(self, seed: int, *names: str) -> ClusterBootstrap:
+        """Resamples of the graphs, drawn under the names given."""
         return ClusterBootstrap.draw(self.groups, derive_rng(seed, NAME, *names))
 
 

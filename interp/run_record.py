@@ -77,13 +77,16 @@ class Identified(Protocol):
     """What a run is about: a `Subject`, or an `AdapterIdentity` where no model is loaded."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Of the adapter's folder."""
 
     @property
-    def adapter_sha256(self) -> str: ...
+    def adapter_sha256(self) -> str:
+        """Of the adapter's weights and configuration."""
 
     @property
-    def base_identity(self) -> Mapping[str, str | None]: ...
+    def base_identity(self) -> Mapping[str, str | None]:
+        """The base model's `name` and `sha256`, and `why` where that is None."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ class RunFolder:
 
     @property
     def partial(self) -> Path:
+        """Where results are kept until the run is whole."""
         return self.folder / "results.partial"
 
     def collect(

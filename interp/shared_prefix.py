@@ -16,6 +16,7 @@ a layer asks for (soft caps, sinks, position biases) is refused.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,15 +62,32 @@ class SharedPrefix:
 
 
 @contextmanager
-def attending(decoder: nn.Module) -> Iterator[None]:
-    """Inside this context the decoder's layers expect a `SharedPrefix` as their attention mask."""
-    config: Any = decoder.config
-    before = config._attn_implementation
-    config._attn_implementation = NAME
+def attending(decoder: Any, name: str = NAME) -> Iterator[None]:
+    """Inside this context the decoder's layers attend by the function that is registered under a name.
+
+    The one of this module expects a `SharedPrefix` as the attention mask. Attention that an adapter has replaced
+    (`modules_to_save`) is a copy with a configuration of its own, which is told as well.
+    """
+    configs: list[Any] = [decoder.config]
+    configs += [getattr(getattr(layer, "self_attn", None), "config", decoder.config) for layer in decoder.layers]
+    before = [(config, config._attn_implementation) for config in {id(config): config for config in configs}.values()]
     try:
+        for config, _ in before:
+            config._attn_implementation = name
         yield
     finally:
-        config._attn_implementation = before
+        for config, own in before:
+            config._attn_implementation = own
+
+
+def rotary_of_layers(decoder: Any, stream: Tensor, positions: Tensor) -> list[Any]:
+    """What each layer is handed as `position_embeddings`: the same for all, or one for each of its `layer_types`."""
+    embed = decoder.rotary_emb
+    if "layer_type" not in inspect.signature(embed.forward).parameters:
+        return [embed(stream, positions)] * len(decoder.layers)
+    kinds = decoder.config.layer_types
+    made = {kind: embed(stream, positions, kind) for kind in dict.fromkeys(kinds)}
+    return [made[kind] for kind in kinds]
 
 
 def _attend(

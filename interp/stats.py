@@ -93,6 +93,7 @@ class ClusterBootstrap:
 
     @property
     def n_groups(self) -> int:
+        """How many clusters are resampled."""
         return self.weights.shape[1]
 
     def means(self, values: ArrayLike) -> Floats:

@@ -235,9 +235,11 @@ def _wrap(causal: Any, files: AdapterFiles) -> PeftModel:
     """The base model with the adapter, every tensor of which must be in the file and find its place."""
     try:
         model = PeftModel.from_pretrained(causal, str(files.folder), config=files.config)
-    except (ValueError, RuntimeError, KeyError) as error:
+    except (ValueError, RuntimeError, LookupError) as error:
         reason = " ".join(str(error).split())
-        raise SubjectError(f"{files.folder}: expected an adapter of {causal.name_or_path}, found {reason}") from error
+        raise SubjectError(
+            f"{files.folder}: expected an adapter of {causal.name_or_path}, found {reason}{_suspects(files.config)}"
+        ) from error
     expected = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
     missing = sorted(expected - files.weights.keys())
     surplus = sorted(key for key in files.weights.keys() - expected if "lora_" in key)

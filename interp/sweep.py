@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from interp.recording import is_pre_norm, recording
-from interp.shared_prefix import SharedPrefix, attending
+from interp.shared_prefix import SharedPrefix, attending, rotary_of_layers
 from interp.subject import Subject, UnsupportedArchitecture, find_decoder
 
 if TYPE_CHECKING:
@@ -243,15 +243,16 @@ def _grow(causal: Any, decoder: Any, recipient: Run, first: int, rows: Mapping[i
         tuple(key[:, :, :first] for key in recipient.keys), tuple(value[:, :, :first] for value in recipient.values)
     )
     positions = torch.arange(first, end, device=recipient.residual.device)[None]
-    rotary = decoder.rotary_emb(recipient.residual, positions)
+    rotary = rotary_of_layers(decoder, recipient.residual, positions)
     batch = recipient.residual.new_empty(0, end - first, recipient.residual.shape[-1])
-    options = {"attention_mask": prefix, "position_ids": positions, "position_embeddings": rotary, "use_cache": False}
+    options: dict[str, Any] = {"attention_mask": prefix, "position_ids": positions, "use_cache": False}
     kept = len(recipient.answer)  # positions that are unembedded
     with attending(decoder):
         for index in range(min(rows), n_layers + 1):
             if index in rows:
                 joining = rows[index].reshape(-1, *rows[index].shape[-2:])
                 batch = torch.cat([batch, joining[:, -batch.shape[1] :]])
+            options["position_embeddings"] = rotary[min(index, n_layers - 1)]
             if index < n_layers - 1:
                 batch = decoder.layers[index](batch, **options)
             elif index == n_layers - 1:

@@ -12,16 +12,17 @@ one that it does not write is not added, since the model does not see it in chat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from counterfactuals import CounterfactualPair
 
 Span = tuple[int, int]
+SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold one half alone, and no tokenizer takes it
 
 
 class AlignmentError(ValueError):
@@ -161,7 +162,7 @@ def _template_around_user_message(tokenizer: PreTrainedTokenizerBase, pair: Coun
 def _render(tokenizer: PreTrainedTokenizerBase, pair: str, messages: list[dict[str, str]]) -> str:
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
+    except Exception as error:  # a template is a program: it may divide by zero
         raise AlignmentError(pair, "template refuses the messages", str(error)) from None
     assert isinstance(text, str)
     return text
@@ -192,6 +193,8 @@ def _decide(tokenizer: PreTrainedTokenizerBase, pair: CounterfactualPair, prompt
     What the model is fed in generation, the prompt tokenized by itself, must be how both begin; so the decision is
     always a token of the assistant's text.
     """
+    if SURROGATE.search(prompt + pair.action_prefix + pair.answer + pair.foil):
+        raise AlignmentError(pair.id, "half a character", "a surrogate stands without its other half")
     prompt_ids, _ = _tokenize(tokenizer, prompt)
     ids, edges = _tokenize(tokenizer, prompt + pair.action_prefix + pair.answer)
     foil_ids, _ = _tokenize(tokenizer, prompt + pair.action_prefix + pair.foil)

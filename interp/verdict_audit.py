@@ -49,6 +49,7 @@ class Audit:
     numbers: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
         return asdict(self)
 
 
@@ -61,6 +62,7 @@ class Axis:
     reasons: tuple[Reason, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Ready for JSON, with the sentence that `push` stands for."""
         return {"push": self.push, "text": PUSH[self.push], "why": self.why,
                 "reasons": [reason.to_json() for reason in self.reasons]}  # fmt: skip
 

@@ -32,6 +32,7 @@ class Reason:
     numbers: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
         return asdict(self)
 
 

@@ -54,4 +54,5 @@ class Episode:
 
     @property
     def ended(self) -> bool:
+        """Whether no action is taken any more."""
         return self.terminated or self.truncated

@@ -60,6 +60,7 @@ class Refusal:
 
     @property
     def penalty(self) -> float:
+        """The reward of the refused action, below 0."""
         return PENALTIES[self.error_class]
 
 

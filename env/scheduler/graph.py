@@ -62,14 +62,17 @@ class Node:
 
     @property
     def elements(self) -> int:
+        """Of the output."""
         return self.shape[0] * self.shape[1]
 
     @property
     def flops(self) -> float:
+        """Floating-point operations."""
         return self.elements * FLOPS_PER_ELEMENT[self.op]
 
     @property
     def output_bytes(self) -> int:
+        """Size of the output, bytes."""
         return self.elements * BYTES_PER_ELEMENT
 
 

@@ -185,6 +185,7 @@ def _keeps_last_axis(traced: fx.Node, op: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status."""
     from env.scheduler.architectures import trace_all
 
     parser = argparse.ArgumentParser(prog="python -m env.scheduler.trace", description="Trace the shipped real graphs.")

@@ -36,6 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status: 0 done, 2 bad input."""
     parser = _Parser(
         prog="python -m env.scheduler.audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
