@@ -1,5 +1,7 @@
 """One style for all figures, and saving them. Draws what it is given; computes nothing.
 
+`python -m interp.figures` draws the figures of reports again from their saved tables (`interp.redraw`).
+
 Figures are `matplotlib.figure.Figure` objects made without pyplot, so no window opens and no state is kept. Colours are
 of the Okabe-Ito palette, which colour-blind readers can tell apart. Sizes are those of a column of a two-column paper.
 """
