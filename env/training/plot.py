@@ -1,16 +1,17 @@
 """Curves of training runs, from their logs alone.
 
-    python -m env.training.plot ckpt/training.jsonl --out reports/training/published
+    python -m env.training.plot ckpt/training.jsonl --out reports/training
     python -m env.training.plot ckpt/training.jsonl ckpt/bandwidth-bound/training.jsonl --out reports/training
 
-Writes training.pdf and training.png: a column a run. A point is a mean over the episodes of one optimizer step's group,
-a line a mean over the last 50 episodes.
+Writes training.pdf and training.png, a column a run, and run.json, the command. A point is a mean over the episodes of
+one optimizer step's group, a line a mean over the last 50 episodes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for training.pdf and .png")
     options = parser.parse_args(argv)
     try:
-        save(plot({path.resolve().parent.name: read_log(path) for path in options.logs}), options.out / "training")
+        save(plot({str(path.parent): read_log(path) for path in options.logs}), options.out / "training")
+        command = shlex.join(["python", "-m", "env.training.plot", *(sys.argv[1:] if argv is None else argv)])
+        (options.out / "run.json").write_text(json.dumps({"command": command}, indent=1) + "\n")
     except (TrainingError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
