@@ -171,9 +171,12 @@ def best_latency(table: ValueTable, episode: Episode) -> float:
     return float(min(totals.min() for _, _, totals in _completions(table, episode)))
 
 
-def best_action(table: ValueTable, episode: Episode) -> Action:
+def best_action(table: ValueTable, episode: Episode, *, keep_more: bool = False) -> Action:
     """The action that begins the fastest schedule which agrees with an episode so far. Where its kernel goes on, tile
     and list are those that would be best if it ended here, as in `Plan.actions`.
+
+    Args:
+        keep_more: of lists that are equally fast take a longest one, not the first.
 
     Raises:
         PlannerError: as `retain_values`.
@@ -184,7 +187,8 @@ def best_action(table: ValueTable, episode: Episode) -> Action:
     for grown, after, totals in _completions(table, episode):
         if (found := float(totals.min())) < best:
             best, members = found, grown
-            kept = after.kept[int(totals.argmin())]
+            fastest = np.flatnonzero(totals == totals.min())
+            kept = after.kept[fastest[after.kept[fastest].sum(axis=1).argmax() if keep_more else 0]]
             retain = tuple(sorted(i for i, keep in zip(after.tensors, kept, strict=True) if keep))
     fast = episode.fast
     if episode.current == members[0]:  # a new kernel: the open one ends first

@@ -46,18 +46,18 @@ class Heuristic:
 
 
 class Planner:
-    """Optimal from every state, under the documented rules.
+    """Optimal from every state, under the documented rules. Where keeping costs nothing, it keeps if `keep_more`.
 
     The rewards to come are known without playing: until the end they add up to 1, less the cycles to come over
     greedy's.
     """
 
-    def __init__(self, env: SchedulerEnv) -> None:
-        self.table = ValueTable(env.graph)
+    def __init__(self, env: SchedulerEnv, *, keep_more: bool = False) -> None:
+        self.table, self.keep_more = ValueTable(env.graph), keep_more
 
     def action(self, env: SchedulerEnv) -> Action:
         """The best one."""
-        return best_action(self.table, env.episode)
+        return best_action(self.table, env.episode, keep_more=self.keep_more)
 
     def rest(self, env: SchedulerEnv) -> float:
         """The rewards that are still to come in the best continuation."""
@@ -66,7 +66,11 @@ class Planner:
         return 1.0 - (best_latency(self.table, env.episode) - env.episode.latency) / env.greedy_latency
 
 
-TEACHERS: dict[str, Callable[[SchedulerEnv], Teacher]] = {"heuristic": lambda env: Heuristic(), "planner": Planner}
+# What is imitated should not unlearn to keep where that is harmless.
+TEACHERS: dict[str, Callable[[SchedulerEnv], Teacher]] = {
+    "heuristic": lambda env: Heuristic(),
+    "planner": lambda env: Planner(env, keep_more=True),
+}
 
 
 def score(env: SchedulerEnv, text: str, teacher: Teacher, lookahead: str) -> float:

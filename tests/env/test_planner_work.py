@@ -35,7 +35,7 @@ def test_after_any_actions_nothing_is_lost(seed: int) -> None:
             env.step(Action(bool(rng.integers(2)), int(rng.choice([32, 64, 128, 256])), retain).to_text())
         else:
             best = best_latency(table, env.episode)
-            env.step(best_action(table, env.episode).to_text())
+            env.step(best_action(table, env.episode, keep_more=bool(rng.integers(2))).to_text())
             assert env.episode.error is None
             assert best_latency(table, env.episode) == pytest.approx(best, rel=1e-12)
 
@@ -58,3 +58,19 @@ def test_a_graph_that_would_take_the_planner_minutes_is_seen_at_once() -> None:
     }  # fmt: skip
     graph = Graph.from_json({"id": "dense", "hardware": machine, "nodes": nodes})
     assert planner_work(graph) > 10 * MOST_PLANNER_WORK
+
+
+def test_of_equally_fast_lists_the_longest_is_as_fast() -> None:
+    kept = {False: 0, True: 0}
+    for seed in range(6):
+        graph = preset("hard_bandwidth_bound", curriculum_graph(0.3, rng=np.random.default_rng(seed)))
+        table = ValueTable(graph)
+        for keep_more in kept:
+            env = SchedulerEnv(graph)
+            env.reset()
+            while not env.episode.ended:
+                action = best_action(table, env.episode, keep_more=keep_more)
+                kept[keep_more] += len(action.retain)
+                env.step(action.to_text())
+            assert env.episode.latency == pytest.approx(plan(graph).latency)
+    assert kept[True] > kept[False]
