@@ -12,7 +12,7 @@ from env.passes.llvm import LLVMError
 from env.passes.programs import Program, ProgramError, load_program, load_programs
 
 if TYPE_CHECKING:
-    from env.passes.passes import PassesEnv
+    from env.passes.passes import PassesEnv as PassesEnv
 
 __all__ = [
     "ActionError",
@@ -20,7 +20,6 @@ __all__ = [
     "LLVMError",
     "Outcome",
     "PassError",
-    "PassesEnv",
     "Program",
     "ProgramError",
     "all_passes",
