@@ -137,8 +137,10 @@ def _recording(decoder: Any, positions: Tensor) -> Iterator[list[Tensor]]:
     def record(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         streams.append((args[0] if args else kwargs["hidden_states"])[0, positions])
 
-    handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in (*decoder.layers, decoder.norm)]
+    handles: list[Any] = []
     try:
+        for module in (*decoder.layers, decoder.norm):
+            handles.append(module.register_forward_pre_hook(record, with_kwargs=True))
         yield streams
     finally:
         for handle in handles:

@@ -59,8 +59,8 @@ def measure_pair(subject: Subject, pair: EncodedPair) -> pd.DataFrame:
         norms: dict[str, tuple[Tensor, Tensor]] = {}
         with switched(), ExitStack() as hooks:
             for name, layer in _linear_layers(subject):
-                hook = layer.base_layer.register_forward_hook(partial(_keep_norms, norms, name, layer))
-                hooks.callback(hook.remove)
+                keep = partial(_keep_norms, norms, name, layer)
+                hooks.callback(layer.base_layer.register_forward_hook(keep).remove)
             subject.causal_lm(input_ids=ids, use_cache=False)
         for name, outputs in norms.items():
             layer_number, part, projection = module_place(name)

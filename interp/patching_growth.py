@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from interp import cli
 from interp.figures import BLUE, COLUMN, GREY, MODEL_COLOURS, ORANGE, note, save, style
 from interp.flip import MODELS, POSITIONS, is_located, locate, show
+from interp.report_folders import read_record, read_table
 from interp.stats import Interval
 
 ANALYSIS = "patching_growth"
@@ -38,10 +39,8 @@ def write_growth(args: argparse.Namespace, adapters: Sequence[Path]) -> dict[str
         The summary.
     """
     folder = args.out / cli.series_name(adapters, args) / ANALYSIS
-    frames = {path.name: pd.read_parquet(args.out / path.name / "patching" / "results.parquet") for path in adapters}
-    runs = {
-        name: json.loads((args.out / name / "patching" / "run.json").read_text(encoding="utf-8")) for name in frames
-    }
+    frames = {path.name: read_table(args.out / path.name / "patching" / "results.parquet") for path in adapters}
+    runs = {name: read_record(args.out / name / "patching" / "run.json") for name in frames}
     frame = growth(frames, args.seed)
     summary = summarise(frame)
     folder.mkdir(parents=True, exist_ok=True)

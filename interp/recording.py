@@ -63,8 +63,10 @@ def recording(decoder: Any) -> Iterator[Recorded]:
     def mlp(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         found.mlp.append(output)
 
-    handles = [module.register_forward_pre_hook(stream, with_kwargs=True) for module in (*decoder.layers, decoder.norm)]
+    handles: list[Any] = []
     try:
+        for module in (*decoder.layers, decoder.norm):
+            handles.append(module.register_forward_pre_hook(stream, with_kwargs=True))
         if all(map(is_pre_norm, decoder.layers)):
             for layer in decoder.layers:
                 handles.append(layer.self_attn.o_proj.register_forward_pre_hook(head))

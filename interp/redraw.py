@@ -31,7 +31,7 @@ from interp import (
     retention_heads_report,
 )
 from interp.figures import save
-from interp.report_folders import FigureFolder, Report, find_reports, open_reports, read_record
+from interp.report_folders import FigureFolder, Report, find_reports, open_reports, read_record, read_table
 from interp.verdict_rules import dig
 
 DESCRIPTION = """Draw the figures of reports again, as .pdf and .png, from their saved tables; no model is loaded.
@@ -103,7 +103,7 @@ def _tables(part: FigureFolder) -> Tables:
     if not isinstance(seed, int):
         raise cli.InputError(f"{part.folder / 'run.json'}: seed: expected a whole number, found {seed!r}")
     profile = _profile(part) if part.analysis in WITH_PROFILE else None
-    return Tables(_read(part.folder / TABLE), part.summary, seed, profile)
+    return Tables(read_table(part.folder / TABLE), part.summary, seed, profile)
 
 
 def _profile(part: FigureFolder) -> pd.DataFrame:
@@ -117,14 +117,7 @@ def _profile(part: FigureFolder) -> pd.DataFrame:
     if found != expected:
         raise cli.InputError(f"{record}: adapter.sha256: expected {expected} as in {part.folder / 'run.json'}, "
                              f"found {found}")  # fmt: skip
-    return lora_svd_summary.profile(_read(file))
-
-
-def _read(file: Path) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(file)
-    except (OSError, ValueError) as error:
-        raise cli.InputError(f"{file}: expected a table as Parquet, found {error}") from error
+    return lora_svd_summary.profile(read_table(file))
 
 
 def _missing(file: Path, command: str | None) -> str:

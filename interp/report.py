@@ -18,6 +18,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
+from interp.report_folders import read_object
 from interp.report_texts import AUDIT, CONTROLS, SECTIONS, FigureText
 from interp.verdict_rules import dig, shown
 
@@ -90,9 +91,14 @@ def read_results(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return summaries, runs
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds."""
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        InputError: if it holds none.
+        OSError: if there is no such file.
+    """
+    return read_object(path)
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

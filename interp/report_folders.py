@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from interp.cli import InputError
 
 WHOLE = {"verdict.json": "adapter", "comparison.json": "comparison"}  # the file that a report is known by -> its kind
@@ -103,15 +105,35 @@ def read_record(file: Path) -> dict[str, Any]:
     Raises:
         InputError: if it cannot be read.
     """
-    if not file.exists():
-        return {}
+    return read_object(file) if file.exists() else {}
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON object in a file.
+
+    Raises:
+        InputError: if it holds none.
+        OSError: if there is no such file.
+    """
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: expected JSON, found {error}") from error
     if not isinstance(record, dict):
         raise InputError(f"{file}: expected a JSON object, found a {type(record).__name__}")
     return record
+
+
+def read_table(file: Path) -> pd.DataFrame:
+    """A table in a Parquet file.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    try:
+        return pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: expected a table as Parquet, found {error}") from error
 
 
 def _reports(folder: Path, root: Path) -> Iterator[Report]:

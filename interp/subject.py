@@ -187,8 +187,8 @@ class Subject:
     @contextmanager
     def _switched(self, on: Callable[[str], bool]) -> Iterator[None]:
         before = {name: not module.disable_adapters for name, module in self._switches}
-        self._switch(on)
         try:
+            self._switch(on)
             yield
         finally:
             self._switch(before.__getitem__)
