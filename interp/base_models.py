@@ -7,6 +7,7 @@ The network is asked for two things only: the built-in model while it is not yet
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import json
 import re
@@ -132,7 +133,8 @@ def load_base(
     Args:
         device: `cpu`, `cuda`, `cuda:1`, `mps`.
         dtype: of the weights, or with `load_in_4bit` of the computation: `float32`, `bfloat16` or `float16`.
-        load_in_4bit: quantise to 4 bit (NF4) with bitsandbytes; needs a CUDA device.
+        load_in_4bit: quantise the linear layers but the head to 4 bit (NF4) with bitsandbytes, on cpu or cuda. A folder
+            that holds such weights already is computed in `dtype` too, whatever its configuration says.
 
     Raises:
         BaseModelError: if the device, the type or the quantisation cannot be had here, or the folder does not load.
@@ -141,15 +143,17 @@ def load_base(
     options: dict[str, Any] = {"dtype": precision, "local_files_only": True, "output_loading_info": True}
     config = _loaded(base, AutoConfig.from_pretrained, local_files_only=True)
     quantised = load_in_4bit or hasattr(config, "quantization_config")
-    if load_in_4bit:
-        _require_4bit(where)
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=precision
-        )
+    in_4bit = load_in_4bit or _holds_4bit(config)
+    if in_4bit:
+        _require_4bit(where, "--load-in-4bit" if load_in_4bit else f"{base.path / 'config.json'}: quantization_config")
     elif quantised and where.type != "cuda":
         raise BaseModelError(
-            f"{base.path / 'config.json'}: quantization_config: expected none without a CUDA device (--device cuda), "
-            f"found one on {where.type!r}; --base gives the model in full precision"
+            f"{base.path / 'config.json'}: quantization_config: expected none, or 4 bit of bitsandbytes, without a "
+            f"CUDA device (--device cuda), found another on {where.type!r}; --base gives the model in full precision"
+        )
+    if load_in_4bit:
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=precision
         )
     if quantised:
         options["device_map"] = {"": where}
@@ -159,6 +163,8 @@ def load_base(
             f"{base.path}: {missing[0]}: expected all weights of {type(model).__name__}, found none for "
             f"{len(missing)} of them"
         )
+    if in_4bit:
+        _compute_plainly(model, precision)
     tokenizer = _loaded(base, AutoTokenizer.from_pretrained, local_files_only=True)
     model.name_or_path = base.name
     return (model if quantised else model.to(where)).eval(), tokenizer
@@ -216,6 +222,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _checked_device(device: str) -> torch.device:
+    if device == "auto":  # recorded streams are stacked over layers, and batches go through them by hand
+        raise BaseModelError("--device: expected one device for all layers (cpu, cuda, cuda:N or mps), found 'auto'")
     try:
         where = torch.device(device)
     except RuntimeError as error:
@@ -233,11 +241,37 @@ def _checked_dtype(dtype: str) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _require_4bit(where: torch.device) -> None:
-    if where.type != "cuda":
-        raise BaseModelError(f"--load-in-4bit: expected a CUDA device (--device cuda), found {where.type!r}")
+def _holds_4bit(config: Any) -> bool:
+    """Whether a configuration says that the folder's weights are bitsandbytes' 4 bit."""
+    found = getattr(config, "quantization_config", None)
+    return isinstance(found, dict) and found.get("quant_method") == "bitsandbytes" and bool(found.get("load_in_4bit"))
+
+
+def _require_4bit(where: torch.device, asked_by: str) -> None:
+    if where.type not in ("cpu", "cuda"):
+        raise BaseModelError(f"{asked_by}: expected cpu or a CUDA device for 4 bit (--device), found {where.type!r}")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise BaseModelError("--load-in-4bit: expected the package bitsandbytes (pip install bitsandbytes), found none")
+        raise BaseModelError(
+            f"{asked_by}: expected the package bitsandbytes, which 4 bit needs (pip install 'scheduler-interp[quantised]'), found none"
+        )
+
+
+def _compute_plainly(model: Any, precision: torch.dtype) -> None:
+    """Make a model with 4-bit layers compute in `precision`, from weights that stay as they were loaded.
+
+    On a CPU with AVX-512 BF16 a `Linear4bit` in eval mode would repack its weight in place at its first forward and
+    compute in bfloat16 whatever its type. `state_dict`, which PEFT calls to place an adapter, undoes the packing of the
+    weight but not that of its scales: the base model would be another one afterwards.
+    """
+    for module in model.modules():
+        if isinstance(module, importlib.import_module("bitsandbytes").nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+            module.compute_dtype, module.compute_type_is_set = precision, True
+            module.weight.quant_state.dtype = precision
+        else:  # a folder of packed weights is loaded in the type of its files
+            for parameter in module.parameters(recurse=False):
+                if parameter.is_floating_point():
+                    parameter.data = parameter.data.to(precision)
 
 
 def _first_line(error: Exception) -> str:

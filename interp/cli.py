@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,8 @@ from counterfactuals import (
     scheduler_episodes,
 )
 from interp.base_models import DTYPES, BaseModelError, read_json
+from interp.engines import LOCAL, RAY, engine_name
+from interp.memory_limit import limit_memory
 from interp.shared_prefix import UnsupportedArchitecture
 from interp.subject import Subject, SubjectError
 from interp.tokens import AlignmentError, TokenizerError
@@ -89,8 +92,13 @@ def common_parser(analysis: str, description: str, *, example: str) -> argparse.
     add("--limit", type=_positive, metavar="N", help="use the first N pairs (and decisions) only")
     add("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: %(default)s)")
     add("--dtype", default="float32", choices=sorted(DTYPES), help="default: %(default)s")
-    add("--load-in-4bit", action="store_true", help="quantise the base model (needs CUDA and bitsandbytes)")
-    add("--threads", type=_positive, metavar="N", help="CPU threads (default: all cores)")
+    add("--load-in-4bit", action="store_true", help="quantise the base model (needs bitsandbytes)")
+    add("--max-memory", type=_size, metavar="SIZE",
+        help="of weights and patching sweeps, as 800MB or 2GB; longer passes are cut (default: no limit)")  # fmt: skip
+    add("--threads", type=_positive, metavar="N", help="CPU threads (default: all cores; with --engine ray 1 a worker)")
+    add("--engine", type=engine_name, default=LOCAL, metavar="{local,ray}",
+        help="ray: share what is measured pair by pair over a Ray cluster, the one at RAY_ADDRESS or one started here; "
+             "the rest is done by this process, which loads the model too (default: %(default)s)")  # fmt: skip
     add("--seed", type=_seed, default=0, help="of the generated pairs and of the resampling (default: %(default)s)")
     add("--out", type=Path, default=Path("reports"), metavar="DIR",
         help=f"results go to DIR/<adapter folder's name>/{analysis}/ (default: %(default)s)")  # fmt: skip
@@ -205,9 +213,15 @@ def series_name(folders: Sequence[Path], args: argparse.Namespace) -> str:
 
 def load_subject(args: argparse.Namespace, adapter: Path) -> Subject:
     """The adapter on its base, with the device and the precision asked for."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    return Subject.load(adapter, args.base, device=args.device, dtype=args.dtype, load_in_4bit=args.load_in_4bit)
+    threads = args.threads or (1 if args.engine == RAY else None)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if args.max_memory is not None and args.engine == RAY:
+        raise InputError("--max-memory: expected --engine local, found ray, whose workers have no such limit")
+    subject = Subject.load(adapter, args.base, device=args.device, dtype=args.dtype, load_in_4bit=args.load_in_4bit)
+    if args.max_memory is not None:
+        limit_memory(subject, args.max_memory)
+    return subject
 
 
 def progress_bar(args: argparse.Namespace, label: str, unit: str = "pair") -> Progress:
@@ -254,6 +268,15 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
     return number
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d+)?) *([KMGT]?)(I?)B", text.strip().upper(), re.ASCII)
+    number, prefix, binary = found.groups() if found else ("0", "", "")
+    size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix or " "))
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"expected a size as 800MB, 2GB or 1.5GiB, found {text!r}")
+    return size
 
 
 def _seed(text: str) -> int:

@@ -4,27 +4,31 @@ results.parquet  the tidy frame           pairs.jsonl     the pairs used
 summary.json     the result               tokens.parquet  the token ids that were really fed
 <figure>.pdf, .png                        run.json        command, versions, identities, what was left out
 results.partial/ one file per pair, named by the pair's contents; read by --resume, and free to be deleted
+
+One run at a time fills a folder: it holds a lock on `results.partial/lock`, which ends with its process.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import resource
 import shlex
-import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import pandas as pd
 import torch
@@ -32,8 +36,10 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase
 
 from counterfactuals import CounterfactualPair, write_pairs
+from interp import engines
 from interp.cli import InputError, Progress
 from interp.figures import save
+from interp.report_folders import read_record, read_table
 from interp.tokens import EncodedPair, encode_pairs
 
 PACKAGES = ("torch", "transformers", "peft", "transformer-lens", "tokenizers", "numpy", "pandas", "scipy", "matplotlib")
@@ -111,6 +117,8 @@ class RunFolder:
     argv: tuple[str, ...]
     started: float  # seconds, of the monotonic clock
     command: str  # the module of the command, which may be another than the analysis
+    engine: engines.Engine
+    lock: IO[str] = field(repr=False)  # held while it is open
 
     @classmethod
     def open(
@@ -122,10 +130,14 @@ class RunFolder:
         *,
         command: str | None = None,
     ) -> RunFolder:
-        """Make the folder. Without --resume, what an interrupted run left in it is dropped.
+        """Make the folder and lock it. Without --resume, what an interrupted run left in it is dropped.
+
+        The lock is held until `finish`, an error while pairs are measured, or the end of the process.
 
         Raises:
-            InputError: with --resume, if what is there was made by another adapter, base or precision.
+            InputError: if another run is filling the folder; with --resume, if what is there was made by another
+                adapter, base or precision.
+            OSError: if the folder cannot be written.
         """
         setting = {
             "analysis": analysis,
@@ -136,21 +148,9 @@ class RunFolder:
             "load_in_4bit": args.load_in_4bit,
             "versions": _versions(),
         }
-        run = cls(args.out / subject.name / analysis, setting, args, tuple(argv), time.monotonic(), command or analysis)
-        if run.partial.exists() and not args.resume:
-            shutil.rmtree(run.partial)
-        run.partial.mkdir(parents=True, exist_ok=True)
-        file = run.partial / "setting.json"
-        if not file.exists():
-            _write_json(file, setting)
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if changed := [key for key in setting if found.get(key) != setting[key]]:
-            key = changed[0]
-            raise InputError(
-                f"{file}: {key}: expected {setting[key]} as in this run, found {found.get(key)}; "
-                f"a run without --resume starts over"
-            )
-        return run
+        folder, engine = args.out / subject.name / analysis, engines.make(args, setting)
+        lock = _claimed(folder, setting, args.resume)
+        return cls(folder, setting, args, tuple(argv), time.monotonic(), command or analysis, engine, lock)
 
     @property
     def partial(self) -> Path:
@@ -160,34 +160,51 @@ class RunFolder:
     def collect(
         self, pairs: Sequence[EncodedPair], measure_pair: Callable[[EncodedPair], pd.DataFrame], progress: Progress
     ) -> pd.DataFrame:
-        """Measure every pair that has not been measured yet, keep each as soon as it is done, and return them all."""
-        frames = []
-        for pair in progress(pairs):
-            file = self.partial / f"{_content_key(pair)}.parquet"
-            if not file.exists():
-                unfinished = file.with_suffix(".unfinished")
-                measure_pair(pair).to_parquet(unfinished, index=False)
-                unfinished.replace(file)
-            frames.append(pd.read_parquet(file))
-        return pd.concat(frames, ignore_index=True)
+        """Measure every pair that has not been measured yet, keep each as soon as it is done, and return them all.
+
+        Raises:
+            InputError: if a result that was kept cannot be read.
+            OSError: if one cannot be written.
+        """
+        files = [self.partial / f"{_content_key(pair)}.parquet" for pair in pairs]
+        missing = {file: pair for file, pair in zip(files, pairs, strict=True) if not file.exists()}
+        measured = self.engine.measure(measure_pair, list(missing.values()))
+        names = list(missing)
+        try:
+            for _, (index, frame) in zip(progress(names), measured, strict=True):
+                unfinished = names[index].with_suffix(".unfinished")
+                with _writing(unfinished):
+                    frame.to_parquet(unfinished, index=False)
+                    unfinished.replace(names[index])
+            return pd.concat([_read_kept(file) for file in files], ignore_index=True)
+        except BaseException:
+            self.lock.close()  # a process that goes on, as a notebook does, can run it again
+            raise
 
     def finish(
         self, plan: PairPlan | None, frame: pd.DataFrame, summary: Mapping[str, Any], figures: Mapping[str, Figure]
     ) -> None:
-        """Write everything; `run.json` comes last, so that a folder that has it is whole. Without a plan: no pairs."""
-        record_file = self.folder / "run.json"
-        record_file.unlink(missing_ok=True)
-        frame.to_parquet(self.folder / "results.parquet", index=False)
-        _write_json(self.folder / "summary.json", summary)
-        for stem, figure in figures.items():
-            save(figure, self.folder / stem)
-        if plan is not None:
-            write_pairs(plan.pairs, self.folder / "pairs.jsonl")
-            token_table(plan.encoded).to_parquet(self.folder / "tokens.parquet", index=False)
-        else:  # what an earlier run with pairs left would pass for this one's
-            for name in ("pairs.jsonl", "tokens.parquet"):
-                (self.folder / name).unlink(missing_ok=True)
-        _write_json(record_file, self._record(plan))
+        """Write everything, and unlock the folder. Without a plan: no pairs.
+
+        `run.json` comes last, so that a folder that has it is whole.
+
+        Raises:
+            OSError: if a file cannot be written.
+        """
+        with self.lock, _writing(self.folder):
+            record_file = self.folder / "run.json"
+            record_file.unlink(missing_ok=True)
+            frame.to_parquet(self.folder / "results.parquet", index=False)
+            _write_json(self.folder / "summary.json", summary)
+            for stem, figure in figures.items():
+                save(figure, self.folder / stem)
+            if plan is not None:
+                write_pairs(plan.pairs, self.folder / "pairs.jsonl")
+                token_table(plan.encoded).to_parquet(self.folder / "tokens.parquet", index=False)
+            else:  # what an earlier run with pairs left would pass for this one's
+                for name in ("pairs.jsonl", "tokens.parquet"):
+                    (self.folder / name).unlink(missing_ok=True)
+            _write_json(record_file, self._record(plan))
 
     def _record(self, plan: PairPlan | None) -> dict[str, Any]:
         return {
@@ -197,6 +214,7 @@ class RunFolder:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "threads": torch.get_num_threads(),
+            "engine": self.engine.record(),
             "seed": self.args.seed,
             "pairs": self._pairs_record(plan) if plan is not None else None,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -215,6 +233,63 @@ class RunFolder:
             "groups": len({pair.group for pair in plan.encoded}),
             "left_out": plan.left_out_records(),
         }
+
+
+def _claimed(folder: Path, setting: Mapping[str, Any], resume: bool) -> IO[str]:
+    """The lock file of a folder that is this run's alone, with the results of this setting in it, or none."""
+    partial = folder / "results.partial"
+    with _writing(folder):
+        partial.mkdir(parents=True, exist_ok=True)
+        lock = _locked(folder, partial / "lock")
+        try:
+            file = partial / "setting.json"
+            if not (resume and file.exists()):
+                file.unlink(missing_ok=True)  # first: results without a setting belong to no run
+                for left in partial.iterdir():
+                    if left.name != "lock":
+                        left.unlink()
+                _write_json(file, setting)
+            found = read_record(file)
+            if changed := [key for key in setting if found.get(key) != setting[key]]:
+                key = changed[0]
+                raise InputError(
+                    f"{file}: {key}: expected {setting[key]} as in this run, found {found.get(key)}; "
+                    f"a run without --resume starts over"
+                )
+        except BaseException:
+            lock.close()
+            raise
+    return lock
+
+
+def _locked(folder: Path, file: Path) -> IO[str]:
+    """The lock file of a folder, open and locked. The system unlocks it when the process ends, however it ends."""
+    lock = file.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise InputError(f"{folder}: expected no other run in this folder, found one that is filling it") from None
+    return lock
+
+
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    """An OSError that does not say where, as of a write to a full disk, says it on leaving."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(place)) from error
+
+
+def _read_kept(file: Path) -> pd.DataFrame:
+    try:
+        return read_table(file)
+    except InputError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{reason}; without this file --resume measures it again") from error
 
 
 def token_table(encoded: Sequence[EncodedPair]) -> pd.DataFrame:

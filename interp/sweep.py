@@ -34,6 +34,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from interp.memory_limit import rows_that_fit
 from interp.recording import is_pre_norm, recording
 from interp.shared_prefix import SharedPrefix, attending, rotary_of_layers
 from interp.subject import Subject, UnsupportedArchitecture, find_decoder
@@ -204,7 +205,8 @@ def drive(
     at = torch.tensor(positions, device=recipient.residual.device) - first
     logits = recipient.logits.new_empty(len(cells), recipient.logits.shape[-1])
     answer = logits.new_empty(len(cells))
-    size, done = max(1, MAX_TOKENS // (len(recipient.ids) - first + len(recipient.tail))), 0
+    most = max(1, MAX_TOKENS // (len(recipient.ids) - first + len(recipient.tail)))
+    size, done = rows_that_fit(causal, recipient, positions, len(cells), most), 0
     for chunk in (cells[start : start + size] for start in range(0, len(cells), size)):
         rows: dict[int, Tensor] = {}
         for layer in dict.fromkeys(layer for layer, _ in chunk):

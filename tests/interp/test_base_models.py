@@ -170,7 +170,6 @@ def test_a_record_without_a_base(adapter, record):
         ({"device": "xpu"}, r"--device: expected a device of this machine \(cpu"),
         ({"device": "cpu:3"}, r"--device: expected a device of this machine \(cpu"),
         ({"dtype": "int8"}, "--dtype: expected float32, bfloat16, float16, found 'int8'"),
-        ({"load_in_4bit": True}, r"--load-in-4bit: expected a CUDA device \(--device cuda\), found 'cpu'"),
     ],
 )
 def test_options_that_cannot_be_met(base, options, message):

@@ -391,7 +391,7 @@ OPTIONS = {
     "an unknown device": (["--device", "gpu"], "--device: expected .*'gpu'"),
     "a device too many": (["--device", "cpu:3"], "--device: expected .*'cpu:3'"),
     "no device": (["--device", ""], "--device: expected "),
-    "four bits on a CPU": (["--load-in-4bit"], "--load-in-4bit: expected a CUDA device"),
+    "no size": (["--max-memory", "2"], "--max-memory: expected a size as 800MB, 2GB or 1.5GiB, found '2'"),
     "a base that is not there": (["--base", "/no/such"], "--base: expected .*'/no/such'"),
     "an empty base": (["--base", ""], "--base: expected "),
 }
