@@ -154,11 +154,11 @@ def summarise(frame: pd.DataFrame) -> dict[str, Any]:
 def plot_growth(frame: pd.DataFrame) -> Figure:
     """Size and median effective rank over the series, attention and MLP apart.
 
-    The axis has the numbers of names like ep050 where all adapters have one, else the adapters' places in the series.
+    The axis has the numbers of names like ep050 where all adapters have one, else their names in the order of the series.
     """
     totals = _totals(frame)
     names = list(frame.drop_duplicates("step")["adapter"])
-    places, label = _axis(names)
+    places, ticks, label = _axis(names)
     with style():
         figure = Figure(figsize=(COLUMN, 1.75))
         for axes, metric, title in zip(
@@ -168,8 +168,8 @@ def plot_growth(frame: pd.DataFrame) -> Figure:
                 rows = totals[totals["part"] == part].set_index("adapter").reindex(names)
                 axes.plot(places, rows[metric], color=PART_COLOURS[part], marker=".", label=PART_NAMES[part])
             axes.set_title(title, loc="left")
-            axes.set_ylim(bottom=0)
-            axes.set_xticks(places, [str(place) for place in places], rotation=90 if len(places) > 4 else 0)
+            axes.set_ylim(0, 1.15 * totals[metric].max() or 1)
+            axes.set_xticks(places, ticks, rotation=90 if len(places) > 4 or ticks == names else 0)
         figure.axes[0].legend(loc="best")
         figure.supxlabel(label, fontsize=7.5)
     return figure
@@ -238,9 +238,9 @@ def _median(frame: pd.DataFrame, later: str, earlier: str, side: str, metric: st
     return float(values.median()) if len(values) else None
 
 
-def _axis(names: Sequence[str]) -> tuple[list[int], str]:
+def _axis(names: Sequence[str]) -> tuple[list[int], list[str], str]:
     numbers = [re.search(r"ep(\d+)", name) for name in names]
     found = [int(number[1]) for number in numbers if number]
     if len(found) == len(names) and len(set(found)) == len(names):
-        return found, "episodes of training"
-    return list(range(1, len(names) + 1)), "adapter, in the order given"
+        return found, [str(number) for number in found], "episodes of training"
+    return list(range(1, len(names) + 1)), list(names), "adapter, in the order given"

@@ -45,7 +45,8 @@ def write_growth(args: argparse.Namespace, adapters: Sequence[Path]) -> dict[str
     summary = summarise(frame)
     folder.mkdir(parents=True, exist_ok=True)
     frame.to_parquet(folder / "results.parquet", index=False)
-    record = {"analysis": ANALYSIS, "adapters": list(frames), "seed": args.seed, "runs": runs}
+    command = runs[adapters[-1].name]["command"]  # of the whole sequence
+    record = {"command": command, "analysis": ANALYSIS, "adapters": list(frames), "seed": args.seed, "runs": runs}
     for name, content in (("summary", summary), ("run", record)):
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")

@@ -421,8 +421,9 @@ def test_adapters_of_different_models_are_no_series(folders, tmp_path):
 
 
 def test_names_of_checkpoints_make_the_axis():
-    assert lora_svd_growth._axis(["ep050", "ep100", "run-ep400"]) == ([50, 100, 400], "episodes of training")
-    assert lora_svd_growth._axis(["ep050", "final"])[0] == [1, 2]
+    places, ticks, label = lora_svd_growth._axis(["ep050", "ep100", "run-ep400"])
+    assert (places, ticks, label) == ([50, 100, 400], ["50", "100", "400"], "episodes of training")
+    assert lora_svd_growth._axis(["ep050", "final"])[:2] == ([1, 2], ["ep050", "final"])
     assert lora_svd_growth._axis(["a-ep1", "b-ep1"])[0] == [1, 2]
 
 
