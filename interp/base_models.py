@@ -252,7 +252,8 @@ def _require_4bit(where: torch.device, asked_by: str) -> None:
         raise BaseModelError(f"{asked_by}: expected cpu or a CUDA device for 4 bit (--device), found {where.type!r}")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise BaseModelError(
-            f"{asked_by}: expected the package bitsandbytes, which 4 bit needs (pip install 'scheduler-interp[quantised]'), found none"
+            f"{asked_by}: expected the package bitsandbytes, which 4 bit needs "
+            "(pip install 'scheduler-interp[quantised]'), found none"
         )
 
 

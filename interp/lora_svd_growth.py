@@ -154,7 +154,7 @@ def summarise(frame: pd.DataFrame) -> dict[str, Any]:
 def plot_growth(frame: pd.DataFrame) -> Figure:
     """Size and median effective rank over the series, attention and MLP apart.
 
-    The axis has the numbers of names like ep050 where all adapters have one, else their names in the order of the series.
+    The axis has the numbers of names like ep050 where all adapters have one, else the names in the order of the series.
     """
     totals = _totals(frame)
     names = list(frame.drop_duplicates("step")["adapter"])
