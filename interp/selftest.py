@@ -20,7 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -49,7 +49,7 @@ def tasks(count: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Task]:
 
 
 def run(todo: Sequence[Task], jobs: int = 1) -> Iterator[Outcome | Score]:
-    """What the tasks return, in the order in which they are done.
+    """What the tasks return, in their order.
 
     Args:
         jobs: processes; with 1, none beside this one.
@@ -61,7 +61,7 @@ def run(todo: Sequence[Task], jobs: int = 1) -> Iterator[Outcome | Score]:
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_prepare) as pool:
         futures: list[Future[Outcome | Score]] = [pool.submit(task) for task in todo]
         try:
-            yield from (future.result() for future in as_completed(futures))
+            yield from (future.result() for future in futures)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -74,13 +74,11 @@ def main(argv: Sequence[str]) -> int:
         raise cli.InputError(f"--json: expected a file in a folder that exists, found {str(args.json)!r}")
     start = time.monotonic()
     simulated = simulations(SIMULATIONS_PER_PLANTING * args.plantings, args.seed)
-    todo: list[Task] = [*simulated, *tasks(args.plantings, args.seed)]
+    todo: list[Task] = [*tasks(args.plantings, args.seed), *simulated]
     bar = tqdm(run(todo, args.jobs), desc="planted", unit="task", total=len(todo), file=sys.stderr, disable=args.quiet)
     done = list(bar)
-    outcomes = [result for result in done if isinstance(result, Outcome)]
-    outcomes.sort(key=lambda outcome: (KINDS.index(outcome.kind), outcome.number))
-    found = scores(outcomes, args.seed)
-    found += sorted((result for result in done if isinstance(result, Score)), key=lambda score: score.name)
+    found = scores([result for result in done if isinstance(result, Outcome)])
+    found += [result for result in done if isinstance(result, Score)]
     missed = [score.name for score in found if score.missed]
     if args.json is not None:
         record = _about(args, time.monotonic() - start) | {"scores": [score.to_json() for score in found]}

@@ -143,8 +143,8 @@ def _mechanism(kind: Kind, parts: _Parts, slot: str) -> tuple[dict[str, tuple[He
         _reader(parts, parts.base, base[0], slot)
     elif kind == "relocated":
         # Flip layers must differ by more than one layer; a head two layers on is the nearest that can be told.
-        low, high = parts.head(range(LAYERS - 2)), parts.head(range(LAYERS))
-        high = (int(parts.rng.integers(low[0] + 2, LAYERS)), high[1])
+        low = parts.head(range(LAYERS - 2))
+        high = parts.head(range(low[0] + 2, LAYERS))
         base, trained = ((low,), (high,)) if parts.rng.random() < 0.5 else ((high,), (low,))
         _reader(parts, parts.base, base[0], slot)
         name = f"{base[0][0]}.self_attn.o_proj"

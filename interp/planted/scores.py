@@ -9,22 +9,22 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
+from scipy.stats import beta
 
 from interp.flip import POSITIONS
 from interp.planted.models import KINDS
 from interp.planted.simulated import LAWS, Law, covered, falsely_named
 from interp.planted.trial import Outcome
-from interp.stats import LEVEL, MIN_GROUPS, ClusterBootstrap, derive_rng
+from interp.stats import LEVEL, MIN_GROUPS
 
 PRECISION, RECALL, AUROC = 0.95, 0.8, 0.95
 LAYER, VERDICT, RANK = 0.95, 0.9, 0.95
-FALSE_CLAIMS = 1 - LEVEL
+FALSE_CLAIMS = 0.05
 USES = ("created", "prior", "relocated")  # verdicts that claim a use
 USES_IN_BASE = ("prior", "relocated")  # and one in the base model
 WITHOUT_BASE = ("reader", "decoy", "redundant")  # kinds whose base model has no mechanism, but whose adapter has
 COVERAGE = (0.93, 0.97)
-GROUPS = (12, 32, 64)  # of the simulations
+GROUPS = (MIN_GROUPS, 12, 32, 64)  # of the simulations
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class Score:
     Attributes:
         name: what is counted.
         estimate: from 0 to 1; NaN where there is nothing to count.
-        low, high: 95 % interval: Clopper and Pearson's of a count, over plantings resampled for a mean; NaN for none.
-        hits, count: a count's; for a mean the number of plantings is `count`, and `hits` is None.
+        low, high: 95 % interval of Clopper and Pearson. For a mean of n numbers from 0 to 1 it is that of as large a
+            share of n: of all such numbers with this mean, those that are 0 or 1 vary most.
+        hits, count: of a mean, the sum of the numbers and how many there are.
         at_least, at_most: the bound; None where none is stated.
         nominal: whether the rate should lie near its bound, so that chance alone misses it: then the bound is missed
             only if the whole interval lies beyond it. Otherwise the estimate has to meet it.
@@ -47,7 +48,7 @@ class Score:
     estimate: float
     low: float
     high: float
-    hits: int | None
+    hits: float
     count: int
     at_least: float | None = None
     at_most: float | None = None
@@ -60,21 +61,14 @@ class Score:
         return cls.of_hits(name, sum(found), len(found), **bound)
 
     @classmethod
-    def of_hits(cls, name: str, hits: int, count: int, **bound: Any) -> Score:
-        """Of a count."""
+    def of_hits(cls, name: str, hits: float, count: int, **bound: Any) -> Score:
+        """Of a count, or of the sum of `count` numbers from 0 to 1."""
         if not count:
             return cls(name, math.nan, math.nan, math.nan, 0, 0, **bound)
-        interval = binomtest(hits, count).proportion_ci(LEVEL, "exact")
-        return cls(name, hits / count, interval.low, interval.high, hits, count, **bound)
-
-    @classmethod
-    def of_mean(cls, name: str, values: Sequence[float], seed: int, **bound: Any) -> Score:
-        """Of one number per planting."""
-        if not values:
-            return cls(name, math.nan, math.nan, math.nan, None, 0, **bound)
-        bootstrap = ClusterBootstrap.draw(range(len(values)), derive_rng(seed, "planted", name))
-        interval = bootstrap.interval(bootstrap.means(values))
-        return cls(name, interval.estimate, interval.low, interval.high, None, len(values), **bound)
+        tail = (1 - LEVEL) / 2
+        low = float(beta.ppf(tail, hits, count - hits + 1)) if hits > 0 else 0.0
+        high = float(beta.ppf(1 - tail, hits + 1, count - hits)) if hits < count else 1.0
+        return cls(name, hits / count, low, high, hits, count, **bound)
 
     @property
     def missed(self) -> bool:
@@ -89,9 +83,9 @@ class Score:
         return record | {"missed": self.missed}
 
 
-def scores(outcomes: Sequence[Outcome], seed: int = 0) -> list[Score]:
+def scores(outcomes: Sequence[Outcome]) -> list[Score]:
     """Of all plantings. What there is nothing to count of has no score."""
-    result = _of_heads(outcomes, seed)
+    result = _of_heads(outcomes)
     flips = [flip for outcome in outcomes for flip in outcome.flips]
     for position in POSITIONS:
         right = [low <= layer <= high for _, at, layer, low, high in flips if at == position]
@@ -117,7 +111,7 @@ def scores(outcomes: Sequence[Outcome], seed: int = 0) -> list[Score]:
     return [score for score in result if score.count]
 
 
-def _of_heads(outcomes: Sequence[Outcome], seed: int) -> list[Score]:
+def _of_heads(outcomes: Sequence[Outcome]) -> list[Score]:
     sides = [_named_and_planted(outcome) for outcome in outcomes]
     right = sum(len(named & planted) for named, planted in sides)
     named, planted = (sum(len(side[i]) for side in sides) for i in (0, 1))
@@ -127,8 +121,8 @@ def _of_heads(outcomes: Sequence[Outcome], seed: int) -> list[Score]:
     ]
     ranked = [outcome for outcome in outcomes if outcome.ranking.get("effect")]
     for metric, bound in (("effect", AUROC), ("attention", None)):  # no claim rests on attention alone
-        values = [float(np.mean(outcome.ranking[metric])) for outcome in ranked]
-        result.append(Score.of_mean(f"heads: AUROC by {metric}", values, seed, at_least=bound))
+        total = sum(float(np.mean(outcome.ranking[metric])) for outcome in ranked)
+        result.append(Score.of_hits(f"heads: AUROC by {metric}", total, len(ranked), at_least=bound))
     decoys = [bool(outcome.named_decoys) for outcome in outcomes if outcome.kind == "decoy"]
     return [*result, Score.of_count("heads: decoy named", decoys, at_most=FALSE_CLAIMS)]
 
@@ -136,8 +130,8 @@ def _of_heads(outcomes: Sequence[Outcome], seed: int) -> list[Score]:
 def simulations(count: int, seed: int = 0) -> list[Callable[[], Score]]:
     """Coverage of the bootstrap's intervals, and how often a reader is named in noise; the longest ones first.
 
-    Bounds on coverage are stated from 32 groups on, for normal groups. With few groups, and more so if they are skewed,
-    percentile intervals are known to be too narrow: that is reported, and no bound claims otherwise.
+    Bounds on coverage are stated from 32 groups on, for normal groups. With fewer groups, or skewed ones, percentile
+    intervals are too narrow (arXiv 1411.5279): how much is reported, and no bound claims otherwise.
 
     Args:
         count: of simulations of each coverage; of the noise, which costs more, a tenth.
@@ -165,7 +159,7 @@ def table(found: Sequence[Score]) -> str:
         bounds = [] if score.at_least is None else [f">= {score.at_least:.2f}"]
         bounds += [] if score.at_most is None else [f"<= {score.at_most:.2f}"]
         verdict = f"{', '.join(bounds)}{'  MISSED' if score.missed else ''}" if bounds else "none stated"
-        interval = f"[{score.low:.3f}, {score.high:.3f}]" if score.low == score.low else f"none, < {MIN_GROUPS}"
+        interval = f"[{score.low:.3f}, {score.high:.3f}]"
         lines.append(f"  {score.name:<40}{score.estimate:>7.3f}  {interval:<17}{score.count:>6}  {verdict}")
     return "\n".join(lines)
 

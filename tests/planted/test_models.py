@@ -1,15 +1,18 @@
 """What is planted is there, nowhere else, and the same each time."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
 from interp import retention_heads
 from interp.planted import models
-from interp.planted.models import HEAD_DIM, HEADS, KINDS, KV_HEADS, RANK, plant
+from interp.planted.models import HEAD_DIM, HEADS, KINDS, KV_HEADS, LAYERS, RANK, plant
 from interp.planted.pairs import SLOTS, WORDS, make_pairs, word_tokenizer
 from interp.subject import Subject
 from interp.tokens import encode_pair
@@ -78,6 +81,50 @@ def test_a_relocated_reader_is_cancelled_where_it_was(tmp_path, number):
     assert written(base + delta, head).norm() < 0.15
     base, delta = weights(planting, after, "o")
     assert written(base + delta, other).norm() > 0.4
+
+
+def moved(planting, silent=()):
+    """Model -> logits by which the value moves the decision, mean of 4 pairs, some heads' outputs being 0.
+
+    A plain pass of each prompt through the libraries' model: none of the workbench's own code.
+    """
+    base = LlamaForCausalLM.from_pretrained(planting.adapter.parent / "base")
+    model = PeftModel.from_pretrained(base, planting.adapter).eval()
+    for layer, head in silent:
+
+        def silence(module, inputs, head=head):
+            outputs = inputs[0].clone()
+            outputs[..., head * HEAD_DIM : (head + 1) * HEAD_DIM] = 0.0
+            return (outputs,)
+
+        base.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(silence)
+    pairs = [encode_pair(word_tokenizer(), pair) for pair in make_pairs(4, np.random.default_rng(0), planting.slot)]
+
+    def mean():
+        gaps = []
+        for pair in pairs:
+            a, b = model(input_ids=torch.tensor([pair.ids_a, pair.ids_b])).logits[:, -1]
+            gaps.append(float((a - b)[pair.answer[0]] - (a - b)[pair.foil[0]]))
+        return np.mean(gaps)
+
+    with torch.no_grad():
+        trained = mean()
+        with model.disable_adapter():
+            return {"base": mean(), "trained": trained}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "rank"])
+def test_in_a_plain_pass_the_value_moves_the_decision_by_the_readers_alone(tmp_path, kind):
+    planting = plant(kind, tmp_path, 0)
+    readers = {head for heads in planting.readers.values() for head in heads}
+    others = set(itertools.product(range(LAYERS), range(HEADS))) - readers
+    whole, without, alone = moved(planting), moved(planting, readers), moved(planting, others)
+    for model, planted in planting.readers.items():
+        assert abs(without[model]) < 0.4
+        assert whole[model] > 1.5 if planted else abs(whole[model]) < 0.4
+        assert alone[model] > 1.5 if planted else abs(alone[model]) < 0.1
+    if planting.decoys:
+        assert moved(planting, planting.decoys) == whole
 
 
 @pytest.mark.parametrize("number", range(6))

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from scipy.stats import binomtest
 
 from interp.planted.scores import Score, scores, table
 from interp.planted.simulated import covered, falsely_named
@@ -40,6 +41,11 @@ def test_a_count_has_clopper_and_pearsons_interval():
     assert (score.estimate, score.low) == (0.0, 0.0)
     assert score.high == pytest.approx(1 - 0.025**0.1)
     assert math.isnan(Score.of_hits("nothing", 0, 0).estimate)
+    found = Score.of_hits("some of fifty", 13, 50)
+    exact = binomtest(13, 50).proportion_ci(0.95, "exact")
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+    fewer, more = Score.of_hits("a mean", 12.5, 50), Score.of_hits("a mean", 13.5, 50)
+    assert fewer.low < found.low < more.low < fewer.high < found.high < more.high
 
 
 @pytest.mark.parametrize(
