@@ -91,6 +91,9 @@ class Command:
 def command(folders, subject):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run_record, "_git", lambda: {"revision": None, "why": "not asked"})
+        # Another user may not read the packages of this environment.
+        versions = run_record._versions()
+        patched.setattr(run_record, "_versions", lambda: versions)
         yield Command(subject, folders[0])
 
 
