@@ -1,4 +1,5 @@
-"""Looking for good sequences of one program: the best of random walks, and a genetic search along the synergy graph."""
+"""Looking for good sequences of one program: the best of random walks, a genetic search along the synergy graph, and
+hill climbing, which knows no graph."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 
 from numpy.random import Generator
 
+from env.passes.catalogue import runnable
 from env.passes.evaluator import Evaluator
 from env.passes.programs import Program
 from env.passes.synergy import LONGEST_WALK, SHORTEST_WALK, SynergyGraph
@@ -78,6 +80,43 @@ def genetic_search(
             children = genetics.population - min(genetics.kept, len(ranked))
             population = ranked[: genetics.kept] + [_child(graph, ranked, genetics, rng) for _ in range(children)]
     return _best(list(seen), list(seen.values()), len(seen))
+
+
+def hill_climb(
+    program: Program, evaluator: Evaluator, rng: Generator, evaluations: int = 400, passes: Sequence[str] | None = None
+) -> Found:
+    """One sequence, changed in one random place at a time, each change kept if it leaves no more instructions.
+
+    It begins with a random sequence. A change puts a pass in, takes one out, or puts one in the place of another.
+
+    Args:
+        evaluations: sequences measured, the first one included.
+        passes: to choose from; None: all that LLVM 20 can run.
+
+    Raises:
+        ValueError: if no sequence could be measured.
+    """
+    choice = list(passes or runnable())
+    length = int(rng.integers(SHORTEST_WALK, LONGEST_WALK + 1))
+    best = tuple(choice[i] for i in rng.integers(len(choice), size=length))
+    (fewest,) = _measure(program, evaluator, [best])
+    for _ in range(evaluations - 1):
+        changed = _changed(best, choice, rng)
+        (count,) = _measure(program, evaluator, [changed])
+        if count <= fewest:
+            best, fewest = changed, count
+    return _best([best], [fewest], evaluations)
+
+
+def _changed(sequence: tuple[str, ...], choice: Sequence[str], rng: Generator) -> tuple[str, ...]:
+    at, new = int(rng.integers(len(sequence))), choice[int(rng.integers(len(choice)))]
+    before, after = sequence[:at], sequence[at + 1 :]
+    changes = [(*before, new, *after)]
+    if len(sequence) < LONGEST_WALK:
+        changes.append((*before, new, *sequence[at:]))
+    if len(sequence) > 1:
+        changes.append((*before, *after))
+    return changes[int(rng.integers(len(changes)))]
 
 
 def _child(
