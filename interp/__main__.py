@@ -30,8 +30,8 @@ PAIRS, DECISIONS, CONTROL_PAIRS, KNOCKOUT_PAIRS = 12, 16, 2, 6
 DESCRIPTION = f"""All analyses of an adapter, a verdict with intervals, and a page that shows them.
 
 Without --count, --pairs and --limit: {PAIRS} pairs and {DECISIONS} ordinary states; {CONTROL_PAIRS} pairs have the
-controls, and {KNOCKOUT_PAIRS} the knock-out. That is about a quarter of an hour on two cores for a model of 135M
-parameters, in float32. A claim needs six graphs, one about retention readers twelve.
+controls, and {KNOCKOUT_PAIRS} the knock-out. For a model of 135M parameters in float32 that is a quarter of an hour to
+forty minutes on two cores, by processor. A claim needs six graphs, one about retention readers twelve.
 No episodes are played, so nothing is said of the score; --episodes 6 does, and takes several minutes more.
 The commands of the single analyses use more by default, and --resume keeps what one of them has measured."""
 EXAMPLE = "python -m interp --adapter ckpt/ep050 ckpt/ep400 --seed 0 --resume"
