@@ -5,7 +5,8 @@ the sequence, otherwise it calls `find_best_pass_sequence`. Two real modules are
 and the same program in which one load or store goes to another stack slot of its type. No feature and no count in the
 question shows that, so both questions are the same text, and so is the call; but the sequence beats -Oz on one module
 and not on the other. The responses are compared and refused unless the number is their only difference. Both prompts
-are what the environment shows, to the character. The two numbers have equally many digits.
+are what the environment shows, to the character. The two numbers have equally many digits. Answer and foil are the tag
+that opens a call or the answer: what follows it is no longer decided, and would cost many times the rest.
 
     python -m counterfactuals.passes --count 64 --out pairs.jsonl
 
@@ -239,9 +240,10 @@ def _span(text: str, part: str) -> tuple[int, int]:
 
 
 def _parted(answer: str, foil: str) -> tuple[str, str, str]:
-    """What two turns begin with, up to the end of their thought, and the rest of each."""
+    """What two turns begin with, up to the end of their thought, and the tag that follows in each."""
     prefix, end, answer = answer.partition("</think>\n")
-    return prefix + end, answer, foil.removeprefix(prefix + end)
+    answer, foil = (rest.partition(">")[0] + ">" for rest in (answer, foil.removeprefix(prefix + end)))
+    return prefix + end, answer, foil
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 from counterfactuals import CounterfactualPair, PairError, ir_edits, read_pairs, write_pairs
 from counterfactuals.ir_edits import Edit, Promotion, constant_edits, promotions, slot_edits, textual
 from counterfactuals.passes import SPLITS, generate_pairs, main, prove
-from counterfactuals.passes_moments import AT_THE_QUESTION, KINDS, MEM2REG, Moment, PairRefused
+from counterfactuals.passes_moments import AT_THE_QUESTION, DECIDE, KINDS, MEM2REG, Moment, PairRefused, search_text
 from env.passes import PassesEnv, Program, load_program, shared_evaluator
+from env.passes.action import answer_text
 from env.passes.prompts import question
 from env.passes.synergy import read_graph
 from interp import patching
@@ -68,21 +69,22 @@ def test_both_prompts_are_what_the_environment_shows(pairs, kind):
 
 def test_the_answer_is_on_a_valid_path_in_a_and_the_foil_in_b(pairs):
     for pair in pairs["improvement_over_oz"]:
-        turns = {"a": pair.answer, "b": pair.foil}
+        tags = {"a": pair.answer, "b": pair.foil}
         for side, module in zip("ab", modules(pair), strict=True):
-            number, turn = pair.meta["numbers"][side], pair.action_prefix + turns[side]
+            number, opening = pair.meta["numbers"][side], pair.action_prefix + tags[side]
             env = PassesEnv(module, genetics=TINY)
             env.step(pair.messages_a[2]["content"])
-            *_, info = env.step(turn)
             if number > 0:
-                assert turn.endswith("</answer>")
+                turn = answer_text(DECIDE, pair.meta["sequence"])
+                *_, info = env.step(turn)
                 assert info["valid_path"]
                 assert info["score"] == pytest.approx(number, abs=1e-6)
             else:
-                assert json.loads(turn.partition("<tool_call>")[2].partition("</tool_call>")[0])["name"].startswith(
-                    "find"
-                )
+                turn = search_text(pair.meta["program"])
+                env.step(turn)
                 assert env.episode.exchanges[-1].response["status"] == "success"
+            assert turn.startswith(opening)
+            assert opening.endswith("<answer>" if number > 0 else "<tool_call>")
 
 
 @pytest.mark.parametrize("kind", RESPONSES)
