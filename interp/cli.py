@@ -242,19 +242,19 @@ def say(args: argparse.Namespace, text: str) -> None:
 def _generated(generate: Callable[..., list[T]], count: int, seed: int, adapter: Path, option: str) -> list[T]:
     """What a generator makes in the setting of the adapter's training run; `option` names a file to use instead."""
     file = adapter / "workbench.json"
-    setting = _training_setting(file) if file.exists() else {}
+    setting = _training_setting(file, option) if file.exists() else {}
     try:
         return generate(count, seed, **setting)
     except PairError as error:  # a setting that the generator refuses
         raise InputError(f"{file}: {error}; {option} gives {option[2:]} made in another way") from error
 
 
-def _training_setting(file: Path) -> dict[str, str]:
+def _training_setting(file: Path, option: str = "--pairs") -> dict[str, str]:
     """Keyword arguments for the generators: the `rules`, `system` and `hardware` that `workbench.json` records."""
     record = read_json(file, "the record of a training run")
     if (environment := record.get("environment")) != "scheduler":
         raise InputError(
-            f"{file}: environment: expected 'scheduler', found {environment!r}; --pairs gives pairs for another"
+            f"{file}: environment: expected 'scheduler', found {environment!r}; {option} gives {option[2:]} of another"
         )
     setting = {name: record[name] for name in ("rules", "system", "hardware") if record.get(name) is not None}
     for name, value in setting.items():

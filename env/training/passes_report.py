@@ -105,7 +105,7 @@ def plot(summary: Mapping[str, Any]) -> Figure:
     """OverOz with intervals, and the seconds that it takes."""
     ordered = sorted(summary["policies"].items(), key=lambda item: item[1]["over_oz"]["estimate"])
     with style():
-        figure = Figure(figsize=(COLUMN, 0.7 + 0.2 * len(ordered)))
+        figure = Figure(figsize=(1.6 * COLUMN, 0.7 + 0.2 * len(ordered)))
         gains, times = figure.subplots(1, 2, sharey=True)
         for height, (_, found) in enumerate(ordered):
             colour, gain = KINDS[found["kind"]], found["over_oz"]
@@ -116,7 +116,7 @@ def plot(summary: Mapping[str, Any]) -> Figure:
                 times.plot(found["seconds"]["estimate"], height, "o", color=colour, markersize=3.5)
         gains.axvline(0, color=GREY, linewidth=0.5, zorder=0)
         gains.set_yticks(range(len(ordered)), [name for name, _ in ordered])
-        gains.set_xlabel("instructions saved,\n% of -Oz's")
+        gains.set_xlabel("OverOz, %")
         times.set_xscale("log")
         times.set_xlabel("seconds a program")
     return figure
